@@ -1,0 +1,63 @@
+# Every target creates what it needs. Paths are relative, so a clone may live under a path with spaces.
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+
+VENV := .venv
+PYTHON_BIN := $(VENV)/bin/python
+PIP := $(PYTHON_BIN) -m pip
+INSTALLED := $(VENV)/.installed
+HOROVOD := $(VENV)/.horovod
+# The environment must be this clone's own, whatever else is active or set.
+unexport VIRTUAL_ENV PYTHONPATH PYTHONHOME PIP_REQUIRE_VIRTUALENV
+
+.PHONY: help
+help: ## show these lines
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+.PHONY: test
+test: check $(HOROVOD) ## run everything: lint, types, all tests, Horovod's real workers included
+	$(PYTHON_BIN) -m pytest $(PYTEST_ARGS)
+
+.PHONY: check
+check: $(INSTALLED) ## ruff, format and mypy (strict) on the package
+	$(PYTHON_BIN) -m ruff check .
+	$(PYTHON_BIN) -m ruff format --check .
+	$(PYTHON_BIN) -m mypy
+
+.PHONY: format
+format: $(INSTALLED) ## let ruff rewrite the code
+	$(PYTHON_BIN) -m ruff check --fix .
+	$(PYTHON_BIN) -m ruff format .
+
+.PHONY: horovod
+horovod: $(HOROVOD) ## build (once, into the user cache), install and prove Horovod with two workers
+	$(VENV)/bin/horovodrun -np 2 --gloo $(PYTHON_BIN) tests/distributed/allreduce.py
+
+.PHONY: lock
+lock: $(INSTALLED) $(HOROVOD) ## write what the environment holds now to constraints.txt
+	{ echo '# Everything that make and CI install. Written by `make lock`.'; \
+	  $(PIP) list --format=freeze --exclude-editable | sed 's/+[a-z0-9.]*$$//'; } > constraints.txt.new
+	mv constraints.txt.new constraints.txt
+	touch $(INSTALLED) $(HOROVOD)
+
+.PHONY: clean
+clean: ## remove the environment and every cache of this clone (not the user cache)
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(INSTALLED): pyproject.toml constraints.txt .ci/need.sh
+	python=$$(bash .ci/need.sh python | tail -n 1) && "$$python" -m venv $(VENV)
+	$(PIP) install --quiet --constraint constraints.txt pip setuptools wheel
+	$(PIP) install --quiet --constraint constraints.txt --no-build-isolation --editable '.[all]'
+	touch $@
+
+$(HOROVOD): $(INSTALLED) gptf_gpytorch/distributed/build_horovod.py
+	if $(PYTHON_BIN) -c 'import sys; sys.exit(sys.version_info >= (3, 12))'; then \
+	    PYTHON=$(PYTHON_BIN) bash .ci/need.sh make g++ python-headers; \
+	    $(PYTHON_BIN) -m gptf_gpytorch.distributed.build_horovod --constraint constraints.txt; \
+	else \
+	    echo "Horovod needs Python 3.11: its tests will be skipped. PYTHON=python3.11 make clean test runs them."; \
+	fi
+	touch $@

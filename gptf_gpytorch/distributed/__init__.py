@@ -1,0 +1,1 @@
+"""Layer 1: sums over chunks of entries and over workers."""

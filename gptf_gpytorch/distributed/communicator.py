@@ -1,0 +1,39 @@
+"""The workers of one job. The only module that imports Horovod."""
+
+import importlib
+import importlib.metadata
+import shlex
+import sys
+from collections.abc import Iterator
+
+from gptf_gpytorch.health import Fact
+
+_BUILD = shlex.join([sys.executable, "-m", "gptf_gpytorch.distributed.build_horovod"])
+
+
+def describe() -> Iterator[Fact]:
+    """Whether Horovod imports, and which controllers and operations it was built with."""
+    remedy = _BUILD if sys.version_info < (3, 12) else "use Python 3.11: Horovod 0.28.1 imports distutils"
+    try:
+        version = importlib.metadata.version("horovod")
+    except importlib.metadata.PackageNotFoundError:
+        yield Fact("horovod", "not installed: training runs in one process", "missing", remedy)
+        return
+    try:
+        hvd = importlib.import_module("horovod.torch")
+        built = {
+            "gloo": bool(hvd.gloo_built()),
+            "mpi": bool(hvd.mpi_built()),
+            "nccl": bool(hvd.nccl_built()),
+        }
+    # A wheel built against another torch can fail in any way while it loads its extension.
+    except Exception as error:
+        lines = str(error).strip().splitlines() or [""]
+        yield Fact("horovod", f"{version} does not import: {lines[0]}", "broken", f"{_BUILD} --force")
+        return
+    yield Fact("horovod", f"{version}, imports")
+    controllers = ", ".join(f"{name} {'yes' if there else 'no'}" for name, there in built.items())
+    if built["gloo"] or built["mpi"]:
+        yield Fact("horovod controllers", controllers)
+    else:
+        yield Fact("horovod controllers", controllers, "broken", f"{_BUILD} --force")

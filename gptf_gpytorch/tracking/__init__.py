@@ -1,0 +1,1 @@
+"""Layer 6: where a run's numbers go."""

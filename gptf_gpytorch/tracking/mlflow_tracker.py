@@ -1,0 +1,87 @@
+"""MLflow as the place where runs are seen. With ``serving``, the only place that imports mlflow."""
+
+import importlib
+import importlib.metadata
+import os
+import re
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from gptf_gpytorch.health import Fact, pip_install
+
+_SQLITE = "sqlite:///"
+# One try of a few seconds: a server that is away is reported, not waited for.
+_BOUNDED = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0", "MLFLOW_HTTP_REQUEST_TIMEOUT": "5"}
+
+
+def describe() -> Iterator[Fact]:
+    """Whether MLflow is installed and the store that a run would be logged to opens."""
+    try:
+        version = importlib.metadata.version("mlflow")
+    except importlib.metadata.PackageNotFoundError:
+        yield Fact("mlflow", "not installed: runs are not tracked", "missing", pip_install("mlflow"))
+        return
+    try:
+        # Not `import mlflow`: a folder of that name in the working directory would answer for it.
+        importlib.import_module("mlflow.tracking")
+    except Exception as error:
+        remedy = f"{pip_install('mlflow')} --force-reinstall"
+        yield Fact("mlflow", f"{version} does not import: {_first_line(error)}", "broken", remedy)
+        return
+    yield Fact("mlflow", version)
+    yield _store()
+
+
+def _store() -> Fact:
+    """Open the store a run would go to, without creating one that is not there yet."""
+    mlflow = importlib.import_module("mlflow")
+    uri = str(mlflow.get_tracking_uri())
+    shown = _without_password(uri)
+    file = Path(uri.removeprefix(_SQLITE).partition("?")[0]) if uri.startswith(_SQLITE) else None
+    try:
+        if file is None or file.exists():
+            _open(uri)
+            return Fact("mlflow store", f"{shown} opens")
+        if not os.access(file.resolve().parent, os.W_OK):
+            remedy = f"chmod u+w '{file.resolve().parent}', or set MLFLOW_TRACKING_URI"
+            return Fact("mlflow store", f"{shown} cannot be created: not writable", "broken", remedy)
+        with tempfile.TemporaryDirectory() as folder:
+            _open(f"{_SQLITE}{folder}/mlflow.db")
+        return Fact("mlflow store", f"{shown} will be created by the first run")
+    except Exception as error:
+        remedy = "set MLFLOW_TRACKING_URI to a store that opens, e.g. sqlite:///mlflow.db"
+        if Path("mlruns").is_dir() and "MLFLOW_TRACKING_URI" not in os.environ:
+            remedy = "mv mlruns mlruns.old   (a leftover ./mlruns makes MLflow choose a store that it refuses)"
+        return Fact("mlflow store", f"{shown} does not open: {_first_line(error)}", "broken", remedy)
+
+
+def _open(uri: str) -> None:
+    client = importlib.import_module("mlflow.tracking").MlflowClient
+    with _environment(_BOUNDED):
+        client(uri).search_experiments(max_results=1)
+
+
+@contextmanager
+def _environment(values: dict[str, str]) -> Iterator[None]:
+    """Environment variables for the length of a block: MLflow takes these settings in no other way."""
+    before = dict(os.environ)
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name in values:
+            os.environ.pop(name)
+            if name in before:
+                os.environ[name] = before[name]
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return _without_password(lines[0]) if lines else type(error).__name__
+
+
+def _without_password(text: str) -> str:
+    """The text with the user name and password of any address in it left out."""
+    return re.sub(r"://[^/\s]*@", "://", text)

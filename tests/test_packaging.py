@@ -1,0 +1,66 @@
+"""What a user installs: the metadata, the typed marker, the pins, and a core that needs no extra."""
+
+import importlib.metadata
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+import gptf_gpytorch
+
+ROOT = Path(__file__).parents[1]
+OPTIONAL = ("horovod", "mlflow", "matplotlib", "tensorly", "pooch")
+
+
+def pins() -> dict[str, str]:
+    lines = [line for line in (ROOT / "constraints.txt").read_text().splitlines() if line and line[0] != "#"]
+    return {canonicalize_name(name): version for name, version in (line.split("==") for line in lines)}
+
+
+def test_version_is_the_installed_one() -> None:
+    assert importlib.metadata.version("gptf_gpytorch") == gptf_gpytorch.__version__
+
+
+def test_types_are_shipped() -> None:
+    assert (Path(gptf_gpytorch.__file__).parent / "py.typed").exists()
+
+
+def test_every_declared_requirement_is_pinned_within_its_range() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    declared = [*project["dependencies"], *(line for lines in extras.values() for line in lines)]
+    pinned = pins()
+    for requirement in map(Requirement, declared):
+        name = canonicalize_name(requirement.name)
+        if name == "gptf-gpytorch":
+            assert requirement.extras == set(extras) - {"all", "horovod"}
+        else:
+            assert requirement.specifier.contains(pinned[name]), f"{requirement}: pinned {pinned[name]}"
+
+
+@pytest.mark.skipif(Path(sys.prefix) != ROOT / ".venv", reason="checks the environment of make test")
+def test_everything_installed_is_pinned() -> None:
+    pinned = pins()
+    installed = {canonicalize_name(found.name): found.version for found in importlib.metadata.distributions()}
+    installed.pop("gptf-gpytorch")
+    unpinned = {name: version for name, version in installed.items() if pinned.get(name) != version.partition("+")[0]}
+    assert unpinned == {}
+
+
+def test_the_core_imports_without_any_extra() -> None:
+    code = f"""
+import sys
+class Refuse:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {OPTIONAL!r}:
+            raise ModuleNotFoundError(name)
+sys.meta_path.insert(0, Refuse())
+import gptf_gpytorch, gptf_gpytorch.cli
+print(sorted(name for name in {OPTIONAL!r} if name in sys.modules))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
+    assert done.stdout.strip() == "[]"
