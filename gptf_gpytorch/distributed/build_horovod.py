@@ -14,7 +14,6 @@ import shutil
 import subprocess
 import sys
 import sysconfig
-import tarfile
 import tempfile
 from pathlib import Path
 
@@ -74,8 +73,7 @@ def _download(folder: Path, constraint: Path | None) -> Path:
     digest = hashlib.sha256(archive.read_bytes()).hexdigest()
     if digest != SHA256:
         raise click.ClickException(f"SHA-256 of {archive.name} must be {SHA256}. Got {digest}.")
-    with tarfile.open(archive) as tar:
-        tar.extractall(folder, filter="data")
+    shutil.unpack_archive(archive, folder)
     source = folder / f"horovod-{VERSION}"
     patch(source)
     return source
