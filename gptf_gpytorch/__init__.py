@@ -1,9 +1,48 @@
 """Nonlinear tensor factorization with Gaussian processes, as a GPyTorch plugin.
 
-A tensor entry at (i_1, ..., i_K) is a Gaussian process function of the concatenated latent factors
-of its K entities. Reading order is import order; see ``docs/design.md`` for the layers.
+A tensor entry at (i_1, ..., i_K) is a Gaussian process function of the concatenated latent factors of its K entities::
+
+    model = GPTF(shape=(203, 203, 200), rank=3, num_inducing=100)
+    likelihood = ProbitLikelihood()
+    mll = CollapsedELBO(likelihood, model, num_data=len(y))
+    initialize(mll, indices, y)
+    loss = -mll(model(indices), y)
+    loss.backward()                              # any torch optimiser takes it from here
+    mll.refresh()                                # q(v) at the final parameters
+    probability = likelihood(model.eval()(indices)).probs
+
+Reading order is import order: ``errors``; ``distributed`` (workers, the differentiable sum over them); ``factors``,
+``kernels``, ``likelihoods``; ``variational`` (statistics, bounds, lambda, strategy, ELBO); ``models``;
+``initialization``.
 """
 
+from gptf_gpytorch.distributed.communicator import Communicator, SingleProcess
+from gptf_gpytorch.errors import GPTFError, InputError, NumericalError, StalePosteriorError
+from gptf_gpytorch.factors import LatentFactors
+from gptf_gpytorch.initialization import initialize, restart
+from gptf_gpytorch.kernels import FactorRBFKernel
+from gptf_gpytorch.likelihoods import ProbitLikelihood
+from gptf_gpytorch.models import GPTF, to_svgp
+from gptf_gpytorch.variational.elbo import CollapsedELBO
+from gptf_gpytorch.variational.strategy import CollapsedVariationalDistribution, CollapsedVariationalStrategy
 from gptf_gpytorch.version import __version__
 
-__all__ = ["__version__"]
+__all__ = [
+    "GPTF",
+    "CollapsedELBO",
+    "CollapsedVariationalDistribution",
+    "CollapsedVariationalStrategy",
+    "Communicator",
+    "FactorRBFKernel",
+    "GPTFError",
+    "InputError",
+    "LatentFactors",
+    "NumericalError",
+    "ProbitLikelihood",
+    "SingleProcess",
+    "StalePosteriorError",
+    "__version__",
+    "initialize",
+    "restart",
+    "to_svgp",
+]

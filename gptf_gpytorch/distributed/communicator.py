@@ -4,11 +4,61 @@ import importlib
 import importlib.metadata
 import shlex
 import sys
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
+
+from torch import Tensor
 
 from gptf_gpytorch.health import Fact
 
 _BUILD = shlex.join([sys.executable, "-m", "gptf_gpytorch.distributed.build_horovod"])
+
+
+class Communicator(ABC):
+    """The workers of one job, as this worker sees them: who it is, and what it can do together with the others.
+
+    Every method but the properties is a collective: all workers call it, in the same order.
+    """
+
+    @property
+    @abstractmethod
+    def rank(self) -> int:
+        """This worker's number, 0 <= rank < size."""
+
+    @property
+    @abstractmethod
+    def size(self) -> int:
+        """The number of workers."""
+
+    @abstractmethod
+    def sum(self, tensor: Tensor) -> Tensor:
+        """The sum over workers of a tensor that has the same shape on each: the same bits on each."""
+
+    @abstractmethod
+    def broadcast(self, tensor: Tensor, root: int = 0) -> Tensor:
+        """Worker ``root``'s tensor, on every worker; the others pass one of the same shape and dtype."""
+
+
+class SingleProcess(Communicator):
+    """One worker: every sum is already complete."""
+
+    @property
+    def rank(self) -> int:
+        """Always 0."""
+        return 0
+
+    @property
+    def size(self) -> int:
+        """Always 1."""
+        return 1
+
+    def sum(self, tensor: Tensor) -> Tensor:
+        """The tensor itself."""
+        return tensor
+
+    def broadcast(self, tensor: Tensor, root: int = 0) -> Tensor:
+        """The tensor itself."""
+        return tensor
 
 
 def describe() -> Iterator[Fact]:

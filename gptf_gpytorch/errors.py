@@ -1,0 +1,37 @@
+"""The exceptions and warnings that a caller may want to catch."""
+
+
+class GPTFError(Exception):
+    """Everything this package raises on purpose."""
+
+
+class InputError(GPTFError, ValueError):
+    """An argument breaks a rule; the message states the rule, then what came."""
+
+
+class NumericalError(GPTFError, ArithmeticError):
+    """A computation left the numbers it can work with."""
+
+
+class CholeskyError(NumericalError):
+    """K_BB has no Cholesky factor, even with the largest jitter that was tried."""
+
+
+class DeferredPosteriorError(GPTFError, RuntimeError):
+    """In training mode a model returns its inputs, not moments; `CollapsedELBO` turns them into a bound."""
+
+
+class StalePosteriorError(GPTFError, RuntimeError):
+    """The parameters changed after q(v) was computed, so predictions would be wrong."""
+
+
+class PrecisionWarning(UserWarning):
+    """The bound is computed in less than double precision."""
+
+
+class LambdaWarning(UserWarning):
+    """The variational parameter of the probit bound was not solved to its tolerance."""
+
+
+class JitterWarning(UserWarning):
+    """K_BB needed more jitter than was asked for."""

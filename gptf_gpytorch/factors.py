@@ -1,0 +1,100 @@
+"""The latent factors: a table of rows for each mode of the tensor, with a standard normal prior."""
+
+from collections.abc import Iterable, Sequence
+
+import gpytorch
+import torch
+from torch import Tensor
+
+from gptf_gpytorch.errors import InputError
+
+_INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
+
+
+def _positive(name: str, values: Iterable[int]) -> tuple[int, ...]:
+    """Integers that are at least 1, or an error that states the rule."""
+    found = tuple(values)
+    if not found or not all(isinstance(value, int) and not isinstance(value, bool) and value >= 1 for value in found):
+        raise InputError(f"{name} must be integers of at least 1, one for each mode. Got {found}.")
+    return found
+
+
+class LatentFactors(gpytorch.Module):  # type: ignore[misc]
+    r"""The factors :math:`U^{(k)}` `[d_k, r_k]` of K modes, and the inputs made of them.
+
+    The input of the entry at :math:`(i_1, \ldots, i_K)` is the concatenation of its K rows,
+    :math:`x = [u^{(1)}_{i_1}, \ldots, u^{(K)}_{i_K}]`, a vector of :math:`D = \sum_k r_k` numbers.
+
+    :param shape: the number of entities of each mode, :math:`d_1, \ldots, d_K`.
+    :param rank: the number of factors of an entity: one for all modes, or one for each.
+    :param scale: the standard deviation of the random start. Small is better than the prior's 1: see ``initialize``.
+
+    Example:
+        >>> factors = LatentFactors(shape=(4, 5, 6), rank=2)
+        >>> factors(torch.tensor([[0, 0, 0], [3, 4, 5]])).shape
+        torch.Size([2, 6])
+
+    """
+
+    def __init__(
+        self,
+        shape: Sequence[int],
+        rank: int | Sequence[int],
+        *,
+        scale: float = 0.1,
+        dtype: torch.dtype = torch.float64,
+    ) -> None:
+        super().__init__()
+        self.shape = _positive("shape", shape)
+        self.ranks = _positive("rank", (rank,) * len(self.shape) if isinstance(rank, int) else rank)
+        if len(self.ranks) != len(self.shape):
+            raise InputError(
+                f"rank must be one number, or one for each of the {len(self.shape)} modes. Got {self.ranks}."
+            )
+        self.weights = torch.nn.ParameterList(
+            torch.nn.Parameter(scale * torch.randn(d, r, dtype=dtype))
+            for d, r in zip(self.shape, self.ranks, strict=True)
+        )
+
+    def __getitem__(self, mode: int) -> Tensor:
+        """The factors of one mode `[d_k, r_k]`."""
+        table: Tensor = self.weights[mode]
+        return table
+
+    def __len__(self) -> int:
+        return len(self.shape)
+
+    @property
+    def dim(self) -> int:
+        """D, the length of a concatenated input."""
+        return sum(self.ranks)
+
+    def forward(self, indices: Tensor) -> Tensor:
+        """Gather and concatenate: indices `[n, K]` -> x `[n, D]`."""
+        return torch.cat([table[indices[:, mode].long()] for mode, table in enumerate(self.weights)], dim=-1)
+
+    def scatter_(self, gradients: Sequence[Tensor], indices: Tensor, dx: Tensor) -> None:
+        """Add the gradient of x `[n, D]` to gradients shaped like the tables: the transpose of ``forward``."""
+        for mode, (gradient, part) in enumerate(zip(gradients, dx.split(self.ranks, dim=-1), strict=True)):
+            gradient.index_add_(0, indices[:, mode].long(), part)
+
+    def log_prior(self) -> Tensor:
+        r"""The log of the standard normal prior without its constant, :math:`-\frac12 \sum_k \|U^{(k)}\|_F^2`."""
+        return -0.5 * torch.stack([table.square().sum() for table in self.weights]).sum()
+
+    def check(self, indices: Tensor) -> Tensor:
+        """Indices that can be gathered, or an error that states the rule and what came."""
+        if indices.dtype not in _INTEGERS:
+            raise InputError(f"indices must be integers. Got {indices.dtype}.")
+        if indices.dim() != 2 or indices.size(-1) != len(self.shape):
+            raise InputError(f"indices must be [n, {len(self.shape)}], a column a mode. Got {list(indices.shape)}.")
+        if len(indices):
+            for mode, (low, high) in enumerate(zip(indices.amin(0).tolist(), indices.amax(0).tolist(), strict=True)):
+                if low < 0 or high >= self.shape[mode]:
+                    bad = (indices[:, mode] < 0) | (indices[:, mode] >= self.shape[mode])
+                    row = int(bad.nonzero()[0])
+                    raise InputError(
+                        f"indices of mode {mode} must lie in [0, {self.shape[mode]}). "
+                        f"Got {int(indices[row, mode])} at row {row}."
+                    )
+        return indices

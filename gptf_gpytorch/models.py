@@ -1,0 +1,122 @@
+"""The models: factors, kernel, mean and strategy put together. No data, no loops."""
+
+from collections.abc import Sequence
+from copy import deepcopy
+from typing import Any, TypeVar
+
+import gpytorch
+import torch
+from gpytorch.distributions import MultivariateNormal
+from torch import Tensor
+
+from gptf_gpytorch.errors import InputError
+from gptf_gpytorch.factors import LatentFactors
+from gptf_gpytorch.kernels import FactorRBFKernel
+from gptf_gpytorch.variational.strategy import CollapsedVariationalStrategy
+
+_Model = TypeVar("_Model", bound=gpytorch.models.ApproximateGP)
+
+
+class GPTF(gpytorch.models.ApproximateGP):  # type: ignore[misc]
+    r"""Gaussian process tensor factorization: an entry is a GP function of the factors of its entities.
+
+    In training mode ``model(indices)`` is what :class:`CollapsedELBO` takes; in evaluation mode it is q(f) at the
+    entries, a :class:`gpytorch.distributions.MultivariateNormal`.
+
+    :param shape: the number of entities of each mode.
+    :param rank: factors of an entity: one number, or one for each mode.
+    :param num_inducing: p, the number of inducing points.
+    :param kernel: any GPyTorch kernel over the D = sum of ranks concatenated factors; by default a scaled
+        :class:`FactorRBFKernel`.
+    :param mean: any GPyTorch mean; zero by default, as in the paper.
+    :param jitter_val: added to the diagonal of K_BB.
+    :param dtype: the precision of everything; double by default, because single is not enough for the bound.
+
+    Example:
+        >>> model = GPTF(shape=(30, 40, 50), rank=3, num_inducing=20)
+        >>> indices = torch.tensor([[0, 1, 2], [29, 39, 49]])
+        >>> model.eval()(indices).variance.shape
+        torch.Size([2])
+
+    """
+
+    def __init__(
+        self,
+        shape: Sequence[int],
+        rank: int | Sequence[int],
+        num_inducing: int,
+        kernel: gpytorch.kernels.Kernel | None = None,
+        mean: gpytorch.means.Mean | None = None,
+        *,
+        jitter_val: float | None = None,
+        dtype: torch.dtype = torch.float64,
+    ) -> None:
+        if not isinstance(num_inducing, int) or num_inducing < 1:
+            raise InputError(f"num_inducing must be an integer of at least 1. Got {num_inducing}.")
+        factors = LatentFactors(shape, rank, dtype=dtype)
+        # Until data says better (see `initialize`): the inputs of random entries, so that B starts where the inputs
+        # are.
+        rows = torch.stack([torch.randint(d, (num_inducing,)) for d in factors.shape], dim=-1)
+        points = factors(rows).detach()
+        super().__init__(CollapsedVariationalStrategy(self, points, jitter_val=jitter_val))
+        self.factors = factors
+        if kernel is None:
+            kernel = gpytorch.kernels.ScaleKernel(FactorRBFKernel(factors.ranks))
+        self.covar_module = kernel.to(dtype)
+        self.mean_module = (gpytorch.means.ZeroMean() if mean is None else mean).to(dtype)
+
+    def forward(self, x: Tensor) -> MultivariateNormal:
+        """The prior at concatenated factors x `[..., n, D]`."""
+        return MultivariateNormal(self.mean_module(x), self.covar_module(x))
+
+    def __call__(self, indices: Tensor, prior: bool = False, **kwargs: Any) -> MultivariateNormal:
+        """q(f) at indices `[n, K]`; in training mode, the indices deferred."""
+        indices = self.factors.check(torch.as_tensor(indices))
+        if self.training and not prior and isinstance(self.variational_strategy, CollapsedVariationalStrategy):
+            return self.variational_strategy.defer(indices, self.factors)
+        return super().__call__(self.factors(indices), prior=prior, **kwargs)
+
+    def relevance(self) -> Tensor:
+        """How much each mode moves the function, as shares that add up to 1, `[K]`."""
+        kernel = next((k for k in self.covar_module.modules() if isinstance(k, FactorRBFKernel)), None)
+        if kernel is None:
+            raise InputError(
+                f"relevance() needs a FactorRBFKernel, which knows its modes. Got {type(self.covar_module).__name__}."
+            )
+        spread = torch.cat([table.std(0, correction=0) for table in self.factors.weights])
+        return kernel.relevance(spread).detach()
+
+    def to_svgp(self) -> "GPTF":
+        """The fitted optimum as a stock GPyTorch SVGP with the same predictions; see :func:`to_svgp`."""
+        return to_svgp(self)
+
+
+def to_svgp(model: _Model) -> _Model:
+    """A copy of a fitted collapsed model with GPyTorch's own strategy and the same predictions.
+
+    The copy's q(v) is made of parameters: it can be trained further with ``VariationalELBO`` and stochastic
+    gradients, with another likelihood, and used wherever GPyTorch and BoTorch expect a stock SVGP.
+    (``VariationalELBO`` knows nothing of the factors' prior.)
+
+    :param model: a model whose strategy is a :class:`CollapsedVariationalStrategy` with q(v) up to date.
+    """
+    model.variational_strategy.ensure_fresh()
+    copy = deepcopy(model)
+    collapsed: CollapsedVariationalStrategy = copy.variational_strategy
+    q = collapsed._variational_distribution
+    points = collapsed.inducing_points
+    distribution = gpytorch.variational.CholeskyVariationalDistribution(
+        q.num_inducing_points, q.variational_mean.shape[:-1]
+    ).to(points)
+    with torch.no_grad():
+        distribution.variational_mean.copy_(q.variational_mean)
+        distribution.chol_variational_covar.copy_(q.chol_variational_covar)
+    copy.variational_strategy = gpytorch.variational.VariationalStrategy(
+        copy,
+        points.detach(),
+        distribution,
+        learn_inducing_locations=isinstance(points, torch.nn.Parameter),
+        jitter_val=collapsed.jitter_val,
+    )
+    copy.variational_strategy.variational_params_initialized.fill_(1)
+    return copy.train(model.training)  # type: ignore[no-any-return]

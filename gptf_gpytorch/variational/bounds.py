@@ -1,0 +1,101 @@
+"""Theorem 1 and Theorem 2: statistics to a bound, as named terms. Pure functions of p x p algebra."""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from gptf_gpytorch.variational.statistics import GaussianStatistics, ProbitStatistics
+
+
+class GaussianBound(NamedTuple):
+    r"""The terms of :math:`L_1^*`, each `[...]`, without the factors' prior."""
+
+    log_det: Tensor  # -1/2 log|M|
+    trace: Tensor  # -beta/2 (a3 - tr W)
+    fit: Tensor  # -beta/2 (a2 - beta |R^-1 c|^2)
+    normaliser: Tensor  # n/2 log(beta / 2 pi)
+
+
+class ProbitBound(NamedTuple):
+    r"""The terms of :math:`L_2^*`, each `[...]`, without the factors' prior."""
+
+    log_det: Tensor  # -1/2 log|M|
+    trace: Tensor  # -1/2 (a3 - tr W)
+    fit: Tensor  # sum v_j log Phi(s_j (mu_j + eta' w_j))
+    penalty: Tensor  # -1/2 eta' eta
+
+
+class WhitenedPosterior(NamedTuple):
+    """The optimal q(v) in whitened coordinates, v = mean(B) + L u, q(u) = N(mean, root root')."""
+
+    mean: Tensor  # [..., p]
+    root: Tensor  # [..., p, p], lower triangular
+
+
+def theorem_1(statistics: GaussianStatistics, beta: Tensor) -> tuple[GaussianBound, WhitenedPosterior]:
+    r"""The collapsed bound for continuous entries with noise precision beta, and the q(v) that attains it.
+
+    With :math:`K_{BB} = L L'` the determinant lemma and a similarity transform turn the paper's form into
+
+    .. math:: \tfrac12 \log|K_{BB}| - \tfrac12 \log|K_{BB} + \beta A_1| = -\tfrac12 \log|I + \beta L^{-1} A_1 L^{-T}|
+
+    and :math:`a_4'(K_{BB} + \beta A_1)^{-1} a_4 = c' M^{-1} c` with :math:`M = I + \beta W`, so that no inverse of
+    :math:`K_{BB}`, which is nearly singular at a good start, appears.
+    """
+    W, c, a2, a3, n, _ = statistics
+    R = torch.linalg.cholesky(_identity_plus(beta[..., None, None] * W))  # M = R R'
+    Rc = torch.linalg.solve_triangular(R, c.unsqueeze(-1), upper=False)  # [..., p, 1]
+    bound = GaussianBound(
+        log_det=-_half_log_det(R),
+        trace=-0.5 * beta * (a3 - _trace(W)),
+        fit=-0.5 * beta * (a2 - beta * Rc.square().sum((-2, -1))),
+        normaliser=0.5 * n * (beta / (2.0 * torch.pi)).log(),
+    )
+    with torch.no_grad():
+        mean = beta[..., None] * torch.linalg.solve_triangular(R.mT, Rc, upper=True).squeeze(-1)  # beta M^-1 c
+        posterior = WhitenedPosterior(mean, _root_of_inverse(_identity_plus(beta[..., None, None] * W)))
+    return bound, posterior
+
+
+def theorem_2(statistics: ProbitStatistics, eta: Tensor) -> tuple[ProbitBound, WhitenedPosterior]:
+    r"""The collapsed bound for binary entries at :math:`\eta = L' \lambda`, and the q(v) that goes with it.
+
+    :math:`\lambda' K_{BB} \lambda = \eta' \eta`, and the noise of the augmented variables is 1, so that
+    :math:`M = I + W`. At the optimal eta the gradient of everything else is the partial one: eta is a constant here.
+    """
+    W, log_Phi, a3, _, _ = statistics
+    M = _identity_plus(W)
+    bound = ProbitBound(
+        log_det=-_half_log_det(torch.linalg.cholesky(M)),
+        trace=-0.5 * (a3 - _trace(W)),
+        fit=log_Phi,
+        penalty=-0.5 * eta.square().sum(-1),
+    )
+    with torch.no_grad():
+        return bound, WhitenedPosterior(eta, _root_of_inverse(M))
+
+
+def _identity_plus(matrix: Tensor) -> Tensor:
+    return matrix + torch.eye(matrix.size(-1), dtype=matrix.dtype, device=matrix.device)
+
+
+def _trace(matrix: Tensor) -> Tensor:
+    return matrix.diagonal(dim1=-2, dim2=-1).sum(-1)
+
+
+def _half_log_det(factor: Tensor) -> Tensor:
+    """Half the log determinant of F F'."""
+    return factor.diagonal(dim1=-2, dim2=-1).log().sum(-1)
+
+
+def _root_of_inverse(M: Tensor) -> Tensor:
+    """The lower triangular C with C C' = M^-1, without forming M^-1.
+
+    With J the reversal of rows, J M J = F F' for a lower F, so M = U U' for the upper triangular U = J F J, and
+    C = U^-T is lower triangular.
+    """
+    U = torch.linalg.cholesky(M.flip(-2, -1)).flip(-2, -1)
+    eye = torch.eye(M.size(-1), dtype=M.dtype, device=M.device).expand_as(M)
+    inverse: Tensor = torch.linalg.solve_triangular(U, eye, upper=True)
+    return inverse.mT

@@ -1,0 +1,288 @@
+"""The collapsed evidence lower bound, as a GPyTorch marginal log likelihood."""
+
+import warnings
+import weakref
+from typing import Any, Literal
+
+import gpytorch
+import torch
+from gpytorch.likelihoods import BernoulliLikelihood, GaussianLikelihood
+from torch import Tensor
+
+from gptf_gpytorch.distributed.communicator import Communicator, SingleProcess
+from gptf_gpytorch.distributed.sharded_sum import sharded_sum, total
+from gptf_gpytorch.errors import InputError, LambdaWarning, NumericalError, PrecisionWarning
+from gptf_gpytorch.factors import LatentFactors
+from gptf_gpytorch.variational.bounds import WhitenedPosterior, theorem_1, theorem_2
+from gptf_gpytorch.variational.fixed_point import Solution, fixed_point, newton
+from gptf_gpytorch.variational.statistics import (
+    CurvatureMap,
+    CurvatureStatistics,
+    EntryShard,
+    GaussianMap,
+    GaussianStatistics,
+    ProbitMap,
+    ProbitStatistics,
+)
+from gptf_gpytorch.variational.strategy import CollapsedVariationalStrategy, DeferredMultivariateNormal
+
+
+class CollapsedELBO(gpytorch.mlls.MarginalLogLikelihood):  # type: ignore[misc]
+    r"""The tight bound of Theorem 1 (Gaussian likelihood) or Theorem 2 (probit), divided by ``num_data``.
+
+    Called with the output of a model in training mode and *all* of this worker's targets. ``mll(...) * num_data`` is
+    :math:`L_1^*` or :math:`L_2^*`, the factors' prior counted once and without its constant; further priors and added
+    loss terms that are registered on the model or the likelihood are counted as GPyTorch's ``VariationalELBO`` counts
+    them.
+
+    An evaluation in training mode with gradients writes the optimal q(v) into the model's strategy; ``refresh`` does
+    so at the final parameters. With more than one worker both are collectives: all workers call them.
+
+    :param likelihood: a ``GaussianLikelihood``, or a ``ProbitLikelihood`` (any ``BernoulliLikelihood``). It is moved
+        to the model's precision and device.
+    :param model: an ``ApproximateGP`` whose strategy is a :class:`CollapsedVariationalStrategy`.
+    :param num_data: the number of entries of all workers.
+    :param communicator: the workers; by default this process alone.
+    :param chunk_size: entries that are mapped at a time; memory is O(chunk_size p).
+    :param lambda_solver: how the probit bound's lambda is found: ``newton``, or the paper's ``fixed_point``.
+    :param lambda_tolerance: the largest :math:`|\partial L_2^* / \partial \eta|_2` that counts as solved; by default
+        :math:`10^{-8} \max(1, N / 10^5)`, and :math:`10^{-3}` in single precision.
+    :param lambda_passes: the most maps over all entries that one solve may take. Running out is a
+        :class:`~gptf_gpytorch.LambdaWarning`.
+
+    Example:
+        >>> model = GPTF(shape=(20, 10), rank=2, num_inducing=10)
+        >>> indices, y = torch.randint(10, (100, 2)), torch.randn(100)
+        >>> mll = CollapsedELBO(gpytorch.likelihoods.GaussianLikelihood(), model, num_data=100)
+        >>> loss = -mll(model(indices), y)
+        >>> loss.backward()
+        >>> sorted(mll.terms)
+        ['factor_prior', 'fit', 'log_det', 'normaliser', 'trace']
+
+    """
+
+    def __init__(
+        self,
+        likelihood: GaussianLikelihood | BernoulliLikelihood,
+        model: gpytorch.models.ApproximateGP,
+        num_data: int,
+        communicator: Communicator | None = None,
+        *,
+        chunk_size: int = 2048,
+        lambda_solver: Literal["newton", "fixed_point"] = "newton",
+        lambda_tolerance: float | None = None,
+        lambda_passes: int = 1000,
+    ) -> None:
+        super().__init__(likelihood, model)
+        strategy = getattr(model, "variational_strategy", None)
+        if not isinstance(strategy, CollapsedVariationalStrategy):
+            raise InputError(
+                "The model's variational_strategy must be a CollapsedVariationalStrategy. "
+                f"Got {type(strategy).__name__}."
+            )
+        if not isinstance(likelihood, GaussianLikelihood | BernoulliLikelihood):
+            raise InputError(
+                "The likelihood must be a GaussianLikelihood or a ProbitLikelihood: these have collapsed bounds. "
+                f"Got {type(likelihood).__name__}. For others, train the SVGP that to_svgp() returns."
+            )
+        if num_data < 1:
+            raise InputError(f"num_data must be at least 1, the number of entries of all workers. Got {num_data}.")
+        p = strategy.inducing_points.size(-2)
+        if p > num_data:
+            raise InputError(
+                "There must be at most as many inducing points as entries. "
+                f"Got {p} inducing points for {num_data} entries: use num_inducing={num_data} or fewer."
+            )
+        if chunk_size < 1:
+            raise InputError(f"chunk_size must be at least 1. Got {chunk_size}.")
+        if lambda_solver not in ("newton", "fixed_point"):
+            raise InputError(f"lambda_solver must be 'newton' or 'fixed_point'. Got {lambda_solver!r}.")
+        likelihood.to(device=strategy.inducing_points.device, dtype=strategy.inducing_points.dtype)
+        self.num_data = num_data
+        self.communicator = SingleProcess() if communicator is None else communicator
+        self.chunk_size = chunk_size
+        self.lambda_solver, self.lambda_tolerance, self.lambda_passes = lambda_solver, lambda_tolerance, lambda_passes
+        #: The named terms of the last bound, not divided by ``num_data``.
+        self.terms: dict[str, Tensor] = {}
+        #: How the last lambda was found; None for the Gaussian bound.
+        self.solution: Solution | None = None
+        # The entries of the last training evaluation, for refresh(). Not part of the module's state.
+        self._shard: EntryShard | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_shard": None}
+
+    @property
+    def strategy(self) -> CollapsedVariationalStrategy:
+        """The model's variational strategy."""
+        strategy: CollapsedVariationalStrategy = self.model.variational_strategy
+        return strategy
+
+    def forward(
+        self, output: DeferredMultivariateNormal, target: Tensor, *, weights: Tensor | None = None, **kwargs: Any
+    ) -> Tensor:
+        """The bound at the present parameters, divided by ``num_data``, `[...]`.
+
+        :param output: what the model returned in training mode.
+        :param target: the values `[..., n]` of this worker's entries; in {0, 1} for probit.
+        :param weights: non-negative weights `[..., n]`; an entry of weight 2 counts as the entry twice.
+        """
+        shard = self._check(output, target, weights)
+        write = self.model.training and torch.is_grad_enabled()
+        bound = self._evaluate(shard, output.batch_shape, write=write)
+        return bound / self.num_data
+
+    def refresh(self) -> None:
+        """Compute q(v) at the present parameters from the entries of the last training evaluation. A collective."""
+        if self._shard is None:
+            raise InputError(
+                "refresh() needs the entries of a training evaluation. Got none: evaluate the bound first."
+            )
+        batch_shape = self.strategy._variational_distribution.variational_mean.shape[:-1]
+        with torch.no_grad():
+            self._evaluate(self._shard, batch_shape, write=True)
+
+    def _check(self, output: DeferredMultivariateNormal, target: Tensor, weights: Tensor | None) -> EntryShard:
+        """The entries of an evaluation, or an error that states the rule and what came, before any computation."""
+        if not isinstance(output, DeferredMultivariateNormal):
+            raise InputError(
+                "CollapsedELBO takes the output of its model in training mode. "
+                f"Got a {type(output).__name__}; call model.train() first."
+            )
+        inputs, n = output.inputs, output.inputs.size(-2)
+        if target.shape[-1:] != (n,):
+            raise InputError(
+                f"There must be one target for each entry. Got {n} entries and {list(target.shape)} targets."
+            )
+        if not bool(target.isfinite().all()):
+            place = (~target.isfinite()).nonzero()[0].tolist()
+            raise InputError(f"Targets must be finite. Got {float(target[tuple(place)])} at position {place[-1]}.")
+        if isinstance(self.likelihood, BernoulliLikelihood):
+            odd = (target != 0) & (target != 1)
+            if bool(odd.any()):
+                place = odd.nonzero()[0].tolist()
+                raise InputError(
+                    f"Targets of the probit likelihood must be 0 or 1. "
+                    f"Got {float(target[tuple(place)]):g} at position {place[-1]}."
+                )
+        if weights is not None:
+            if weights.shape[-1:] != (n,):
+                raise InputError(
+                    f"There must be one weight for each entry. Got {n} entries, {list(weights.shape)} weights."
+                )
+            if not bool((weights.isfinite() & (weights >= 0)).all()):
+                raise InputError("Weights must be finite and at least 0. Got one that is not.")
+        if output.factors is None:
+            if not inputs.is_floating_point():
+                raise InputError(f"Plain inputs must be floating point. Got {inputs.dtype}.")
+            if not bool(inputs.isfinite().all()):
+                raise InputError("Inputs must be finite. Got NaN or infinity.")
+            if inputs.requires_grad and self.communicator.size > 1:
+                raise InputError("Inputs that need a gradient are for one process. Got them with more workers.")
+        dtype = self.strategy.inducing_points.dtype
+        if dtype != torch.float64:
+            warnings.warn(
+                f"The bound is computed in {dtype}. Its terms cancel where the noise is small or inducing points "
+                "are close, and single precision then has no correct digits left: use model.double().",
+                PrecisionWarning,
+                stacklevel=4,
+            )
+        return EntryShard(inputs, target, weights, output.factors, self.chunk_size)
+
+    def _evaluate(self, shard: EntryShard, batch_shape: torch.Size, *, write: bool) -> Tensor:
+        """The bound, undivided, with its terms kept in ``self.terms``; q(v) is written if ``write``."""
+        L = self.strategy.factor(may_raise_jitter=write)
+        evaluate = self._probit if isinstance(self.likelihood, BernoulliLikelihood) else self._gaussian
+        terms, posterior = evaluate(shard, batch_shape, L)
+        factors = [module for module in self.model.modules() if isinstance(module, LatentFactors)]
+        if factors:
+            terms["factor_prior"] = torch.stack([module.log_prior() for module in factors]).sum()
+        priors = [prior.log_prob(closure(module)).sum() for _, module, prior, closure, _ in self.named_priors()]
+        if priors:
+            terms["hyper_prior"] = torch.stack(priors).sum()
+        added = [term.loss() for term in self.model.added_loss_terms()]
+        if added:
+            terms["added_loss"] = -self.num_data * torch.stack(added).sum()
+        self.terms = {name: term.detach() for name, term in terms.items()}
+        if write:
+            self._shard = shard
+            method = weakref.WeakMethod(self.refresh)
+            alone = self.communicator.size == 1
+            self.strategy.write(posterior, (lambda: _call(method)) if alone else None)
+        return sum(terms.values(), start=L.new_zeros(batch_shape))
+
+    def _leaves(self, shard: EntryShard) -> list[Tensor]:
+        """What the map uses of the model beside the tables of the shard."""
+        tables = {id(table) for table in shard.tables}
+        return [p for p in self.model.parameters() if p.requires_grad and id(p) not in tables]
+
+    def _gaussian(
+        self, shard: EntryShard, batch_shape: torch.Size, L: Tensor
+    ) -> tuple[dict[str, Tensor], WhitenedPosterior]:
+        self.solution = None
+        gaussian = GaussianMap(self.model, self.strategy.inducing_points, batch_shape)
+        statistics = GaussianStatistics(*sharded_sum(gaussian, shard, [L], self._leaves(shard), self.communicator))
+        self._check_sums(statistics)
+        beta = self.likelihood.noise.squeeze(-1).reciprocal()
+        bound, posterior = theorem_1(statistics, beta)
+        return bound._asdict(), posterior
+
+    def _probit(
+        self, shard: EntryShard, batch_shape: torch.Size, L: Tensor
+    ) -> tuple[dict[str, Tensor], WhitenedPosterior]:
+        where = (self.model, self.strategy.inducing_points, batch_shape)
+        self.solution = self._solve(shard, batch_shape, L.detach())
+        eta = self.solution.eta
+        statistics = ProbitStatistics(
+            *sharded_sum(ProbitMap(*where, eta), shard, [L], self._leaves(shard), self.communicator)
+        )
+        self._check_sums(statistics)
+        bound, posterior = theorem_2(statistics, eta)
+        return bound._asdict(), posterior
+
+    def _solve(self, shard: EntryShard, batch_shape: torch.Size, L: Tensor) -> Solution:
+        """lambda, whitened, from the last one that was written."""
+        where = (self.model, self.strategy.inducing_points, batch_shape)
+
+        def evaluate(eta: Tensor) -> CurvatureStatistics:
+            return CurvatureStatistics(*total(CurvatureMap(*where, eta), shard, [L], self.communicator))
+
+        start = (
+            self.strategy._variational_distribution.variational_mean.detach().expand(*batch_shape, L.size(-1)).clone()
+        )
+        tolerance = self.lambda_tolerance
+        if tolerance is None:
+            tolerance = 1e-8 * max(1.0, self.num_data / 1e5) if L.dtype == torch.float64 else 1e-3
+        if self.lambda_solver == "newton":
+            solution = newton(evaluate, start, tolerance=tolerance, max_passes=self.lambda_passes)
+        else:
+            statistics = ProbitStatistics(*total(ProbitMap(*where, start), shard, [L], self.communicator))
+            solution = fixed_point(evaluate, statistics.W, start, tolerance=tolerance, max_passes=self.lambda_passes)
+        if not solution.converged:
+            warnings.warn(
+                f"lambda must be solved to a gradient of at most {tolerance:g}. "
+                f"Reached {solution.gradient_norm:g} after {solution.passes} passes of {self.lambda_solver}.",
+                LambdaWarning,
+                stacklevel=2,
+            )
+        return solution
+
+    def _check_sums(self, statistics: GaussianStatistics | ProbitStatistics) -> None:
+        if int(statistics.entries) != self.num_data:
+            raise InputError(
+                f"num_data must be the number of entries of all workers, {self.num_data}. "
+                f"Got {int(statistics.entries)} entries: pass all of them at every evaluation, each on one worker only."
+            )
+        for name, value in statistics._asdict().items():
+            if not bool(value.isfinite().all()):
+                raise NumericalError(
+                    f"The statistics of the entries must be finite. Got NaN or infinity in {name}: a parameter "
+                    "has left its range; take a smaller step, or start again from the last good state."
+                )
+
+
+def _call(method: "weakref.WeakMethod[Any]") -> None:
+    """Call a method if its object still exists."""
+    bound = method()
+    if bound is not None:
+        bound()

@@ -1,0 +1,100 @@
+r"""lambda, the variational parameter of the probit bound, in whitened coordinates :math:`\eta = L' \lambda`.
+
+As a function of eta the bound is :math:`g(\eta) = \sum_j v_j \log \Phi(t_j) - \frac12 \eta' \eta` plus a constant. It
+is strictly concave, with gradient :math:`a_5 - \eta` and Hessian :math:`-(I + H)`. The paper's fixed point is the
+majorise-minimise step that replaces every curvature :math:`h_j < 1` in H by 1, which turns H into W. Both solvers
+below stop at the same unique optimum; each pass is one map over all entries and one collective.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from gptf_gpytorch.variational.statistics import CurvatureStatistics
+
+Evaluate = Callable[[Tensor], CurvatureStatistics]
+
+# A trial point may look lower than it is by the rounding of a sum of many terms.
+_ROUNDING = 16.0
+# Passes without a smaller gradient after which rounding, not distance, is what is left of it.
+_PATIENCE = 3
+
+
+@dataclass(frozen=True)
+class Solution:
+    r"""Where a solver stopped.
+
+    :param eta: the best point it saw `[..., p]`.
+    :param gradient_norm: :math:`|a_5 - \eta|_2` there, the largest of a batch.
+    :param passes: maps over all entries.
+    :param converged: whether the norm is within the tolerance.
+    """
+
+    eta: Tensor
+    gradient_norm: float
+    passes: int
+    converged: bool
+
+
+def newton(evaluate: Evaluate, eta: Tensor, *, tolerance: float, max_passes: int = 50) -> Solution:
+    r"""Newton's method with step halving: :math:`\eta \leftarrow \eta + t (I + H)^{-1} (a_5 - \eta)`.
+
+    A step is kept only if the bound does not fall, so the method is monotone; concavity makes some t good enough.
+    """
+    here = evaluate(eta)
+    best, t, waited = _Point(eta, here), torch.ones_like(here.log_Phi), 0
+    passes, smallest = 1, best.norm
+    while smallest > tolerance and passes < max_passes and waited < _PATIENCE:
+        step = torch.linalg.solve(_identity_plus(best.at.H), best.gradient.unsqueeze(-1)).squeeze(-1)
+        trial = _Point(best.eta + t[..., None] * step, evaluate(best.eta + t[..., None] * step))
+        passes += 1
+        slack = _ROUNDING * torch.finfo(eta.dtype).eps * best.at.log_Phi.abs().clamp_min(1.0)
+        rises = trial.value >= best.value - slack  # False where the trial is NaN
+        t = torch.where(rises, torch.ones_like(t), 0.5 * t)
+        best = trial.where(rises, best)
+        waited = 0 if best.norm < smallest or not bool(rises.all()) else waited + 1
+        smallest = min(smallest, best.norm)
+    return Solution(best.eta, best.norm, passes, best.norm <= tolerance)
+
+
+def fixed_point(evaluate: Evaluate, W: Tensor, eta: Tensor, *, tolerance: float, max_passes: int = 1000) -> Solution:
+    r"""The paper's iteration, Eq. 8, :math:`\lambda \leftarrow (K_{BB} + A_1)^{-1} (A_1 \lambda + a_5)`.
+
+    Whitened, it is :math:`\eta \leftarrow M^{-1} (W \eta + a_5)` with :math:`M = I + W`. Each step can only raise the
+    bound.
+    """
+    R = torch.linalg.cholesky(_identity_plus(W))
+    here = _Point(eta, evaluate(eta))
+    passes = 1
+    while here.norm > tolerance and passes < max_passes:
+        right = (W @ here.eta.unsqueeze(-1)).squeeze(-1) + here.at.a5
+        eta = torch.cholesky_solve(right.unsqueeze(-1), R).squeeze(-1)
+        here = _Point(eta, evaluate(eta))
+        passes += 1
+    return Solution(here.eta, here.norm, passes, here.norm <= tolerance)
+
+
+class _Point:
+    """An eta and the statistics there."""
+
+    def __init__(self, eta: Tensor, at: CurvatureStatistics) -> None:
+        self.eta, self.at = eta, at
+        self.value = at.log_Phi - 0.5 * eta.square().sum(-1)
+        self.gradient = at.a5 - eta
+        self.norm = float(self.gradient.norm(dim=-1).max())
+
+    def where(self, keep: Tensor, other: "_Point") -> "_Point":
+        """This point in the batches where ``keep``, the other one elsewhere."""
+        mine, theirs = self.at, other.at
+        at = CurvatureStatistics(
+            torch.where(keep, mine.log_Phi, theirs.log_Phi),
+            torch.where(keep[..., None], mine.a5, theirs.a5),
+            torch.where(keep[..., None, None], mine.H, theirs.H),
+        )
+        return _Point(torch.where(keep[..., None], self.eta, other.eta), at)
+
+
+def _identity_plus(matrix: Tensor) -> Tensor:
+    return matrix + torch.eye(matrix.size(-1), dtype=matrix.dtype, device=matrix.device)

@@ -1,0 +1,281 @@
+"""The collapsed variational strategy: inducing points, the optimal q(v) as buffers with a stamp, prediction."""
+
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any, NoReturn
+
+import gpytorch
+import torch
+from gpytorch.distributions import MultivariateNormal
+from torch import Tensor
+
+from gptf_gpytorch.errors import (
+    CholeskyError,
+    DeferredPosteriorError,
+    InputError,
+    JitterWarning,
+    StalePosteriorError,
+)
+from gptf_gpytorch.factors import LatentFactors
+from gptf_gpytorch.variational.bounds import WhitenedPosterior
+
+# K_BB is tried with this many jitters, each ten times the one before.
+_JITTERS = 4
+
+
+class CollapsedVariationalDistribution(gpytorch.variational.CholeskyVariationalDistribution):  # type: ignore[misc]
+    """A Gaussian q(u) whose mean and Cholesky factor are computed, not learned: buffers instead of parameters.
+
+    Everything that GPyTorch does with a Cholesky variational distribution works: prediction, KL, fantasies, and a state
+    dict with the same keys.
+    """
+
+    def __init__(self, num_inducing_points: int, batch_shape: torch.Size = torch.Size([]), **kwargs: Any) -> None:  # noqa: B008
+        super().__init__(num_inducing_points, batch_shape=batch_shape, mean_init_std=0.0, **kwargs)
+        for name in ("variational_mean", "chol_variational_covar"):
+            value = getattr(self, name).detach()
+            delattr(self, name)
+            self.register_buffer(name, value)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the buffers are."""
+        return self.variational_mean.device  # type: ignore[no-any-return]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The precision of the buffers."""
+        return self.variational_mean.dtype  # type: ignore[no-any-return]
+
+    def initialize_variational_distribution(self, prior_dist: MultivariateNormal) -> None:
+        """Start at the prior, without the random noise of the learned kind: workers must agree."""
+        self.variational_mean = prior_dist.mean.detach().clone()
+        self.chol_variational_covar = prior_dist.lazy_covariance_matrix.cholesky().to_dense().detach().clone()
+
+    def write(self, posterior: WhitenedPosterior) -> None:
+        """Take over an optimal q(v), in the batch shape that it has."""
+        self.variational_mean = posterior.mean.detach().clone()
+        self.chol_variational_covar = posterior.root.detach().clone()
+
+
+class DeferredMultivariateNormal(MultivariateNormal):  # type: ignore[misc]
+    """What a collapsed model returns in training mode: its inputs, not yet mapped.
+
+    The moments of q(f) at all N training entries are never needed to train, and would take O(N) memory in the factors
+    alone; :class:`~gptf_gpytorch.CollapsedELBO` maps the inputs chunk by chunk instead. It has the shapes of the
+    distribution that it stands for, and any use of its moments is an error.
+    """
+
+    def __init__(self, inputs: Tensor, factors: LatentFactors | None, batch_shape: torch.Size) -> None:
+        self.inputs, self.factors = inputs, factors
+        self._batch_shape, self._event_shape = batch_shape, torch.Size([inputs.size(-2)])
+        self._validate_args = False
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(batch_shape={tuple(self.batch_shape)}, event_shape={tuple(self.event_shape)})"
+
+    def _refuse(self) -> NoReturn:
+        raise DeferredPosteriorError(
+            "In training mode the model defers its inputs: pass its output to CollapsedELBO. "
+            "For the moments of q(f), call model.eval() first."
+        )
+
+    @property
+    def loc(self) -> NoReturn:
+        """Refused, as every moment is."""
+        self._refuse()
+
+    mean = variance = stddev = covariance_matrix = lazy_covariance_matrix = loc
+    scale_tril = precision_matrix = _covar = _unbroadcasted_scale_tril = loc
+
+
+class CollapsedVariationalStrategy(gpytorch.variational.VariationalStrategy):  # type: ignore[misc]
+    r"""A variational strategy whose q(v) is always the optimum that the tight bounds of the paper imply.
+
+    It takes the place of :class:`gpytorch.variational.VariationalStrategy` in an ``ApproximateGP``, with plain real
+    inputs or with latent factors (:class:`~gptf_gpytorch.GPTF`), and is trained with
+    :class:`~gptf_gpytorch.CollapsedELBO`.
+
+    In training mode a call defers its inputs. Each training evaluation of the bound writes q(v) and a stamp, a checksum
+    of the parameters that q(v) belongs to. In evaluation mode a call compares the stamp: if the parameters have
+    moved, as after an optimiser's step, one process that still holds the data refreshes q(v) by itself, and otherwise
+    the call fails with :class:`~gptf_gpytorch.StalePosteriorError`. A strategy that was never trained predicts the
+    prior.
+
+    :param model: the model whose ``forward`` gives the prior at real inputs.
+    :param inducing_points: B `[..., p, D]`, in the space of the inputs.
+    :param variational_distribution: a :class:`CollapsedVariationalDistribution`; made if not given.
+    :param learn_inducing_locations: whether B is a parameter.
+    :param jitter_val: added to the diagonal of K_BB; by default GPyTorch's for the precision of B.
+
+    Example:
+        >>> class Classifier(gpytorch.models.ApproximateGP):
+        ...     def __init__(self, inducing_points):
+        ...         super().__init__(CollapsedVariationalStrategy(self, inducing_points))
+        ...         self.mean_module = gpytorch.means.ConstantMean()
+        ...         self.covar_module = gpytorch.kernels.ScaleKernel(gpytorch.kernels.RBFKernel())
+        ...     def forward(self, x):
+        ...         return gpytorch.distributions.MultivariateNormal(self.mean_module(x), self.covar_module(x))
+        >>> model = Classifier(torch.linspace(0.0, 1.0, 5).unsqueeze(-1)).double()
+        >>> mll = CollapsedELBO(ProbitLikelihood(), model, num_data=50)
+
+    """
+
+    def __init__(
+        self,
+        model: gpytorch.models.ApproximateGP,
+        inducing_points: Tensor,
+        variational_distribution: CollapsedVariationalDistribution | None = None,
+        learn_inducing_locations: bool = True,
+        jitter_val: float | None = None,
+    ) -> None:
+        if inducing_points.dim() == 1:
+            inducing_points = inducing_points.unsqueeze(-1)
+        if variational_distribution is None:
+            variational_distribution = CollapsedVariationalDistribution(
+                inducing_points.size(-2), batch_shape=inducing_points.shape[:-2]
+            ).to(inducing_points)
+        if not isinstance(variational_distribution, CollapsedVariationalDistribution):
+            raise InputError(
+                "variational_distribution must be a CollapsedVariationalDistribution. "
+                f"Got {type(variational_distribution).__name__}."
+            )
+        super().__init__(model, inducing_points, variational_distribution, learn_inducing_locations)
+        if jitter_val is None:
+            jitter_val = float(gpytorch.settings.variational_cholesky_jitter.value(dtype=inducing_points.dtype))
+        # Part of the state: predictions need the jitter that q(v) was computed with.
+        self.register_buffer("jitter", torch.tensor(jitter_val, dtype=torch.float64))
+        self.register_buffer("stamp", torch.zeros((), dtype=torch.int64))
+        self._refresh: Callable[[], None] | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        # GPyTorch's memo holds graphs, which cannot be copied.
+        return {**self.__dict__, "_refresh": None, "_memoize_cache": {}}
+
+    # Jitter and the factor of K_BB
+
+    @property
+    def jitter_val(self) -> float:
+        """What is added to the diagonal of K_BB."""
+        return float(self.jitter)
+
+    @jitter_val.setter
+    def jitter_val(self, value: float) -> None:
+        self.jitter.fill_(value)
+
+    def factor(self, *, may_raise_jitter: bool) -> Tensor:
+        """L `[..., p, p]` with L L' = K_BB + jitter.
+
+        If there is none, the jitter is multiplied by ten, a few times. What worked is kept, because q(v) and
+        predictions must use the same one; an evaluation that may not write q(v) may not raise the jitter either.
+        """
+        K_BB = self.model.forward(self.inducing_points).lazy_covariance_matrix.to_dense()
+        eye = torch.eye(K_BB.size(-1), dtype=K_BB.dtype, device=K_BB.device)
+        asked = jitter = self.jitter_val
+        for _ in range(_JITTERS if may_raise_jitter else 1):
+            L: Tensor
+            L, failed = torch.linalg.cholesky_ex(K_BB + jitter * eye)
+            if not failed.any() and bool(L.isfinite().all()):
+                if jitter != asked:
+                    self.jitter_val = jitter
+                    warnings.warn(f"K_BB needed jitter {jitter:g} instead of {asked:g}.", JitterWarning, stacklevel=2)
+                return L
+            reached, jitter = jitter, 10.0 * jitter
+        if not bool(K_BB.isfinite().all()):
+            raise CholeskyError(
+                "The kernel at the inducing points must be finite. It has NaN or infinity: a parameter has left its "
+                "range; take a smaller step, or start again from the last good state."
+            )
+        raise CholeskyError(
+            f"K_BB must be positive definite. It is not, with jitter up to {reached:g}. "
+            "Try fewer inducing points, a larger variational_strategy.jitter_val, a smaller outputscale, or float64."
+        )
+
+    @property
+    def lam(self) -> Tensor:
+        r"""The paper's lambda `[..., p]` where q(v) is that of the probit bound: :math:`L^{-T} \eta`, eta being q's
+        mean.
+
+        It is stored as eta, the variational mean, which is well conditioned where lambda is not.
+        """
+        with torch.no_grad():
+            L = self.factor(may_raise_jitter=False)
+            eta = self._variational_distribution.variational_mean.unsqueeze(-1)
+            lam: Tensor = torch.linalg.solve_triangular(L.mT, eta, upper=True).squeeze(-1)
+            return lam
+
+    # The stamp
+
+    def _state(self) -> Iterator[Tensor]:
+        """The numbers that predictions depend on."""
+        skipped = {
+            f"{prefix}.{name}"
+            for prefix, module in self.model.named_modules()
+            if isinstance(module, gpytorch.likelihoods.Likelihood)
+            for name, _ in (*module.named_parameters(), *module.named_buffers())
+        }
+        for name, tensor in sorted((*self.model.named_parameters(), *self.model.named_buffers())):
+            if tensor.is_floating_point() and name not in skipped:
+                yield tensor.detach()
+
+    def checksum(self) -> int:
+        """A number that changes with any of the numbers that predictions depend on.
+
+        It is taken of the values rounded to single precision, so that a change of dtype does not change it.
+        """
+        total = 0
+        for tensor in self._state():
+            bits = tensor.to(torch.float32).contiguous().view(-1).view(torch.int32).to(torch.int64)
+            places = torch.arange(1, bits.numel() + 1, device=bits.device, dtype=torch.int64)
+            total = (total * 1_000_003 + int((bits * (places * 2_654_435_761 | 1)).sum())) % (1 << 62)
+        return total + 1  # never 0, which means that q(v) was not written
+
+    def write(self, posterior: WhitenedPosterior, refresh: Callable[[], None] | None) -> None:
+        """Take over q(v) at the present parameters. Called by ``CollapsedELBO`` alone.
+
+        :param refresh: how a later evaluation may bring q(v) up to date by itself, or None.
+        """
+        self._variational_distribution.write(posterior)
+        self.variational_params_initialized.fill_(1)
+        self._clear_cache()
+        self._refresh = refresh
+        self.stamp.fill_(self.checksum())
+
+    @property
+    def is_stale(self) -> bool:
+        """Whether the parameters have changed since q(v) was written."""
+        return bool(self.stamp) and int(self.stamp) != self.checksum()
+
+    def ensure_fresh(self) -> None:
+        """Refresh q(v) if this process can, or fail, if the parameters have changed since it was written."""
+        if not self.is_stale:
+            return
+        if self._refresh is not None:
+            self._refresh()
+        if self.is_stale:
+            raise StalePosteriorError(
+                "q(v) must belong to the present parameters, and they have changed since it was computed. "
+                "Call mll.refresh() on all workers after the last step."
+            )
+
+    # GPyTorch's interface
+
+    def defer(self, inputs: Tensor, factors: LatentFactors | None = None) -> DeferredMultivariateNormal:
+        """The inputs as what ``CollapsedELBO`` takes: x `[..., n, D]`, or indices `[n, K]` of rows of the factors."""
+        shapes = [self.inducing_points.shape[:-2], self._variational_distribution.variational_mean.shape[:-1]]
+        if factors is None:
+            shapes.append(inputs.shape[:-2])
+        return DeferredMultivariateNormal(inputs, factors, torch.broadcast_shapes(*shapes))
+
+    def __call__(self, x: Tensor, prior: bool = False, diag: bool = True, **kwargs: Any) -> MultivariateNormal:
+        """q(f) at x; in training mode, x deferred."""
+        if not prior:
+            if self.training:
+                return self.defer(x)
+            self.ensure_fresh()
+        return super().__call__(x, prior=prior, diag=diag, **kwargs)
+
+    def get_fantasy_model(self, *args: Any, **kwargs: Any) -> gpytorch.models.ExactGP:
+        """Condition on new observations; see :meth:`gpytorch.variational.VariationalStrategy.get_fantasy_model`."""
+        self.ensure_fresh()
+        return super().get_fantasy_model(*args, **kwargs)
