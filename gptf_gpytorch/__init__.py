@@ -17,7 +17,17 @@ Reading order is import order: ``errors``; ``distributed`` (workers, the differe
 """
 
 from gptf_gpytorch.distributed.communicator import Communicator, SingleProcess
-from gptf_gpytorch.errors import GPTFError, InputError, NumericalError, StalePosteriorError
+from gptf_gpytorch.errors import (
+    CholeskyError,
+    DeferredPosteriorError,
+    GPTFError,
+    InputError,
+    JitterWarning,
+    LambdaWarning,
+    NumericalError,
+    PrecisionWarning,
+    StalePosteriorError,
+)
 from gptf_gpytorch.factors import LatentFactors
 from gptf_gpytorch.initialization import initialize, restart
 from gptf_gpytorch.kernels import FactorRBFKernel
@@ -29,15 +39,20 @@ from gptf_gpytorch.version import __version__
 
 __all__ = [
     "GPTF",
+    "CholeskyError",
     "CollapsedELBO",
     "CollapsedVariationalDistribution",
     "CollapsedVariationalStrategy",
     "Communicator",
+    "DeferredPosteriorError",
     "FactorRBFKernel",
     "GPTFError",
     "InputError",
+    "JitterWarning",
+    "LambdaWarning",
     "LatentFactors",
     "NumericalError",
+    "PrecisionWarning",
     "ProbitLikelihood",
     "SingleProcess",
     "StalePosteriorError",

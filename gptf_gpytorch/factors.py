@@ -73,10 +73,11 @@ class LatentFactors(gpytorch.Module):  # type: ignore[misc]
         """Gather and concatenate: indices `[n, K]` -> x `[n, D]`."""
         return torch.cat([table[indices[:, mode].long()] for mode, table in enumerate(self.weights)], dim=-1)
 
-    def scatter_(self, gradients: Sequence[Tensor], indices: Tensor, dx: Tensor) -> None:
-        """Add the gradient of x `[n, D]` to gradients shaped like the tables: the transpose of ``forward``."""
+    def scatter_(self, gradients: Sequence[Tensor | None], indices: Tensor, dx: Tensor) -> None:
+        """Add the gradient of x `[n, D]` to gradients shaped like the tables, or None: the transpose of ``forward``."""
         for mode, (gradient, part) in enumerate(zip(gradients, dx.split(self.ranks, dim=-1), strict=True)):
-            gradient.index_add_(0, indices[:, mode].long(), part)
+            if gradient is not None:
+                gradient.index_add_(0, indices[:, mode].long(), part)
 
     def log_prior(self) -> Tensor:
         r"""The log of the standard normal prior without its constant, :math:`-\frac12 \sum_k \|U^{(k)}\|_F^2`."""

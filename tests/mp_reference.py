@@ -1,7 +1,8 @@
 """The paper's literal, unwhitened formulas in 60-digit arithmetic, with gradients. Imports nothing from the package.
 
-Parameters are passed as nested lists of floats, under the names of the model's raw parameters, and transformed here as the
-model transforms them (softplus). Gradients are central differences: at 60 digits a step of 1e-18 leaves 30 correct ones.
+Parameters are passed as nested lists of floats, under the names of the model's raw parameters, and transformed here
+as the model transforms them (softplus). Gradients are central differences: at 60 digits a step of 1e-18 leaves 30
+correct ones.
 """
 
 import mpmath

@@ -1,7 +1,8 @@
 """The loop oracle: the paper's formulas, as printed, in NumPy and float64. Imports nothing from the package.
 
-Names are the paper's: U the factors, B the inducing points, K_BB, A1, a2, a3, a4, a5, lam. ``jitter`` is added to the diagonal of
-K_BB wherever K_BB appears; ``mu`` is the mean of each entry and ``v`` its weight, which the paper does not have.
+Names are the paper's: U the factors, B the inducing points, K_BB, A1, a2, a3, a4, a5, lam. ``jitter`` is added to the
+diagonal of K_BB wherever K_BB appears; ``mu`` is the mean of each entry and ``v`` its weight, which the paper does
+not have.
 """
 
 import math

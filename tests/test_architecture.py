@@ -33,6 +33,7 @@ ORDER = [
     "variational.elbo",
     "variational",
     "models",
+    "initialization",
     "tracking",
     "training",
     "serving",

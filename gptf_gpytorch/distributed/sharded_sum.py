@@ -16,8 +16,11 @@ class Chunk(Protocol):
     def gather(self) -> Tensor:
         """The inputs x of these entries `[..., n, D]`, read from the shard's tables, without a graph."""
 
-    def scatter_(self, gradients: Sequence[Tensor], dx: Tensor) -> None:
-        """Add the gradient of x to the gradients of the tables it was gathered from: the transpose of gather."""
+    def scatter_(self, gradients: Sequence[Tensor | None], dx: Tensor) -> None:
+        """Add the gradient of x to the gradients of the tables it was gathered from: the transpose of gather.
+
+        A table whose gradient is None needs none.
+        """
 
 
 class Shard(Protocol):
@@ -108,22 +111,23 @@ class _ShardedSum(torch.autograd.Function):
         needed = ctx.needs_input_grad[1:]
         first_table = run.arguments + run.parameters
         gradients = [torch.zeros_like(t) if need else None for t, need in zip(tensors, needed, strict=True)]
-        tables = [g for g in gradients[first_table:] if g is not None]
+        tables = gradients[first_table:]
+        any_table = any(gradient is not None for gradient in tables)
         for chunk in run.shard.chunks():
             with torch.enable_grad():
-                x = chunk.gather().requires_grad_(bool(tables))
+                x = chunk.gather().requires_grad_(any_table)
                 arguments = [
                     t.detach().requires_grad_(need)
                     for t, need in zip(tensors[: run.arguments], needed[: run.arguments], strict=True)
                 ]
                 shares = run.map_chunk(chunk, x, *arguments)
             inputs = [*arguments, *tensors[run.arguments : first_table]]
-            wanted = [t for t, need in zip(inputs, needed, strict=False) if need] + ([x] if tables else [])
+            wanted = [t for t, need in zip(inputs, needed, strict=False) if need] + ([x] if any_table else [])
             pairs = [(s, c) for s, c in zip(shares, cotangents, strict=True) if s.requires_grad]
             if not pairs or not wanted:
                 continue
             found = _pull(pairs, wanted)
-            if tables:
+            if any_table:
                 *found, dx = found
                 if dx is not None:
                     chunk.scatter_(tables, dx)
@@ -136,8 +140,10 @@ class _ShardedSum(torch.autograd.Function):
 
 
 def _pull(pairs: Sequence[tuple[Tensor, Tensor]], wanted: Sequence[Tensor]) -> list[Tensor | None]:
-    outputs, cotangents = zip(*pairs, strict=True)
-    return list(torch.autograd.grad(outputs, wanted, cotangents, allow_unused=True))
+    """The gradient of the inner product of shares and cotangents; a share may lack batch dimensions of the sums."""
+    with torch.enable_grad():
+        inner = torch.stack([(share * cotangent).sum() for share, cotangent in pairs]).sum()
+    return list(torch.autograd.grad(inner, wanted, allow_unused=True))
 
 
 def _reduce(tensors: Sequence[Tensor], communicator: Communicator) -> tuple[Tensor, ...]:

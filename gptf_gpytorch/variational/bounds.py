@@ -44,7 +44,7 @@ def theorem_1(statistics: GaussianStatistics, beta: Tensor) -> tuple[GaussianBou
     :math:`K_{BB}`, which is nearly singular at a good start, appears.
     """
     W, c, a2, a3, n, _ = statistics
-    R = torch.linalg.cholesky(_identity_plus(beta[..., None, None] * W))  # M = R R'
+    R = torch.linalg.cholesky(identity_plus(beta[..., None, None] * W))  # M = R R'
     Rc = torch.linalg.solve_triangular(R, c.unsqueeze(-1), upper=False)  # [..., p, 1]
     bound = GaussianBound(
         log_det=-_half_log_det(R),
@@ -54,7 +54,7 @@ def theorem_1(statistics: GaussianStatistics, beta: Tensor) -> tuple[GaussianBou
     )
     with torch.no_grad():
         mean = beta[..., None] * torch.linalg.solve_triangular(R.mT, Rc, upper=True).squeeze(-1)  # beta M^-1 c
-        posterior = WhitenedPosterior(mean, _root_of_inverse(_identity_plus(beta[..., None, None] * W)))
+        posterior = WhitenedPosterior(mean, _root_of_inverse(identity_plus(beta[..., None, None] * W)))
     return bound, posterior
 
 
@@ -65,7 +65,7 @@ def theorem_2(statistics: ProbitStatistics, eta: Tensor) -> tuple[ProbitBound, W
     :math:`M = I + W`. At the optimal eta the gradient of everything else is the partial one: eta is a constant here.
     """
     W, log_Phi, a3, _, _ = statistics
-    M = _identity_plus(W)
+    M = identity_plus(W)
     bound = ProbitBound(
         log_det=-_half_log_det(torch.linalg.cholesky(M)),
         trace=-0.5 * (a3 - _trace(W)),
@@ -76,7 +76,8 @@ def theorem_2(statistics: ProbitStatistics, eta: Tensor) -> tuple[ProbitBound, W
         return bound, WhitenedPosterior(eta, _root_of_inverse(M))
 
 
-def _identity_plus(matrix: Tensor) -> Tensor:
+def identity_plus(matrix: Tensor) -> Tensor:
+    """I + the matrix `[..., p, p]`."""
     return matrix + torch.eye(matrix.size(-1), dtype=matrix.dtype, device=matrix.device)
 
 

@@ -135,9 +135,7 @@ class CollapsedELBO(gpytorch.mlls.MarginalLogLikelihood):  # type: ignore[misc]
     def refresh(self) -> None:
         """Compute q(v) at the present parameters from the entries of the last training evaluation. A collective."""
         if self._shard is None:
-            raise InputError(
-                "refresh() needs the entries of a training evaluation. Got none: evaluate the bound first."
-            )
+            raise InputError("refresh() needs the entries of a training evaluation. Got none: evaluate first.")
         batch_shape = self.strategy._variational_distribution.variational_mean.shape[:-1]
         with torch.no_grad():
             self._evaluate(self._shard, batch_shape, write=True)
@@ -268,7 +266,8 @@ class CollapsedELBO(gpytorch.mlls.MarginalLogLikelihood):  # type: ignore[misc]
         return solution
 
     def _check_sums(self, statistics: GaussianStatistics | ProbitStatistics) -> None:
-        if int(statistics.entries) != self.num_data:
+        # Exact in double precision; single precision cannot count beyond 2^24.
+        if abs(int(statistics.entries) - self.num_data) > self.num_data * torch.finfo(statistics.entries.dtype).eps:
             raise InputError(
                 f"num_data must be the number of entries of all workers, {self.num_data}. "
                 f"Got {int(statistics.entries)} entries: pass all of them at every evaluation, each on one worker only."

@@ -12,13 +12,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from gptf_gpytorch.variational.bounds import identity_plus
 from gptf_gpytorch.variational.statistics import CurvatureStatistics
 
 Evaluate = Callable[[Tensor], CurvatureStatistics]
 
 # A trial point may look lower than it is by the rounding of a sum of many terms.
 _ROUNDING = 16.0
-# Passes without a smaller gradient after which rounding, not distance, is what is left of it.
+# Passes without a higher bound or a smaller gradient after which rounding, not distance, is what is left.
 _PATIENCE = 3
 
 
@@ -46,15 +47,16 @@ def newton(evaluate: Evaluate, eta: Tensor, *, tolerance: float, max_passes: int
     here = evaluate(eta)
     best, t, waited = _Point(eta, here), torch.ones_like(here.log_Phi), 0
     passes, smallest = 1, best.norm
-    while smallest > tolerance and passes < max_passes and waited < _PATIENCE:
-        step = torch.linalg.solve(_identity_plus(best.at.H), best.gradient.unsqueeze(-1)).squeeze(-1)
+    while best.norm > tolerance and passes < max_passes and waited < _PATIENCE:
+        step = torch.linalg.solve(identity_plus(best.at.H), best.gradient.unsqueeze(-1)).squeeze(-1)
         trial = _Point(best.eta + t[..., None] * step, evaluate(best.eta + t[..., None] * step))
         passes += 1
         slack = _ROUNDING * torch.finfo(eta.dtype).eps * best.at.log_Phi.abs().clamp_min(1.0)
         rises = trial.value >= best.value - slack  # False where the trial is NaN
+        gained = bool((trial.value > best.value + slack).any())
         t = torch.where(rises, torch.ones_like(t), 0.5 * t)
         best = trial.where(rises, best)
-        waited = 0 if best.norm < smallest or not bool(rises.all()) else waited + 1
+        waited = 0 if gained or best.norm < smallest or not bool(rises.all()) else waited + 1
         smallest = min(smallest, best.norm)
     return Solution(best.eta, best.norm, passes, best.norm <= tolerance)
 
@@ -65,7 +67,7 @@ def fixed_point(evaluate: Evaluate, W: Tensor, eta: Tensor, *, tolerance: float,
     Whitened, it is :math:`\eta \leftarrow M^{-1} (W \eta + a_5)` with :math:`M = I + W`. Each step can only raise the
     bound.
     """
-    R = torch.linalg.cholesky(_identity_plus(W))
+    R = torch.linalg.cholesky(identity_plus(W))
     here = _Point(eta, evaluate(eta))
     passes = 1
     while here.norm > tolerance and passes < max_passes:
@@ -94,7 +96,3 @@ class _Point:
             torch.where(keep[..., None, None], mine.H, theirs.H),
         )
         return _Point(torch.where(keep[..., None], self.eta, other.eta), at)
-
-
-def _identity_plus(matrix: Tensor) -> Tensor:
-    return matrix + torch.eye(matrix.size(-1), dtype=matrix.dtype, device=matrix.device)

@@ -31,12 +31,12 @@ class EntryChunk:
         with torch.no_grad():
             return self.inputs.detach() if self.factors is None else self.factors(self.inputs)
 
-    def scatter_(self, gradients: Sequence[Tensor], dx: Tensor) -> None:
+    def scatter_(self, gradients: Sequence[Tensor | None], dx: Tensor) -> None:
         """Add the gradient of x where x came from: rows of the factors, or rows of the plain inputs."""
-        if self.factors is None:
-            gradients[0][..., self.rows, :].add_(dx)
-        else:
+        if self.factors is not None:
             self.factors.scatter_(gradients, self.inputs, dx)
+        elif gradients[0] is not None:
+            gradients[0][..., self.rows, :].add_(dx)
 
 
 @dataclass(frozen=True)

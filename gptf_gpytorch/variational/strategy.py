@@ -152,6 +152,11 @@ class CollapsedVariationalStrategy(gpytorch.variational.VariationalStrategy):  #
         # GPyTorch's memo holds graphs, which cannot be copied.
         return {**self.__dict__, "_refresh": None, "_memoize_cache": {}}
 
+    def _apply(self, fn: Any, recurse: bool = True) -> Any:
+        # GPyTorch's memo would keep the old precision and device.
+        self._clear_cache()
+        return super()._apply(fn, recurse)
+
     # Jitter and the factor of K_BB
 
     @property

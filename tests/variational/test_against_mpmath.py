@@ -5,7 +5,6 @@ import math
 import gpytorch
 import pytest
 import torch
-
 from mp_reference import Problem
 
 from gptf_gpytorch import GPTF, CollapsedELBO, ProbitLikelihood

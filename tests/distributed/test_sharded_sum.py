@@ -1,0 +1,180 @@
+"""The sum over chunks and workers: collectives, gradients, empty shards, memory."""
+
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from copy import deepcopy
+
+import pytest
+import torch
+from conftest import N, Small
+from torch import Tensor
+
+from gptf_gpytorch import CollapsedELBO, Communicator, InputError, StalePosteriorError
+
+
+class Workers:
+    """Workers that are threads of this process, with a real barrier: each waits for all the others' tensors."""
+
+    def __init__(self, size: int) -> None:
+        self.size, self.slots = size, [torch.empty(0)] * size
+        self.barrier = threading.Barrier(size, timeout=60)
+
+    def run(self, job: Callable[["ThreadCommunicator"], object]) -> list:
+        def guarded(communicator: ThreadCommunicator) -> object:
+            try:
+                return job(communicator)
+            except BaseException:
+                self.barrier.abort()
+                raise
+
+        with ThreadPoolExecutor(self.size) as pool:
+            return list(pool.map(guarded, [ThreadCommunicator(self, rank) for rank in range(self.size)]))
+
+
+class ThreadCommunicator(Communicator):
+    def __init__(self, workers: Workers, rank: int) -> None:
+        self.workers, self._rank, self.lengths = workers, rank, []
+
+    @property
+    def rank(self) -> int:
+        return self._rank
+
+    @property
+    def size(self) -> int:
+        return self.workers.size
+
+    def sum(self, tensor: Tensor) -> Tensor:
+        self.lengths.append(tensor.numel())
+        return torch.stack(self._exchange(tensor)).sum(0)
+
+    def broadcast(self, tensor: Tensor, root: int = 0) -> Tensor:
+        return self._exchange(tensor)[root].clone()
+
+    def _exchange(self, tensor: Tensor) -> list[Tensor]:
+        self.workers.slots[self._rank] = tensor.clone()
+        self.workers.barrier.wait()
+        found = list(self.workers.slots)
+        self.workers.barrier.wait()
+        return found
+
+
+SPLITS = {
+    "equal": [range(0, 20), range(20, 40)],
+    "unequal": [range(0, 3), range(3, 40)],
+    "interleaved": [range(0, 40, 3), range(1, 40, 3), range(2, 40, 3)],
+    "one empty": [range(0, 0), range(0, 40)],
+}
+
+
+def evaluate(problem: Small, rows: range, communicator: Communicator | None = None) -> tuple[Tensor, Tensor, Tensor]:
+    """The bound, its whole gradient and q's mean on a copy of the problem, as one worker computes them."""
+    model, likelihood = deepcopy(problem.model), deepcopy(problem.likelihood)
+    mll = CollapsedELBO(likelihood, model, N, communicator, chunk_size=6, lambda_tolerance=1e-11)
+    bound = mll(model(problem.indices[list(rows)]), problem.y[list(rows)]) * N
+    bound.backward()
+    gradient = torch.cat([p.grad.flatten() for p in (*model.parameters(), *likelihood.parameters())])
+    return bound.detach(), gradient, model.variational_strategy._variational_distribution.variational_mean
+
+
+@pytest.mark.parametrize("split", SPLITS)
+def test_workers_agree_with_one_process_and_bitwise_with_each_other(either: Small, split: str) -> None:
+    shards = SPLITS[split]
+    found = Workers(len(shards)).run(lambda comm: evaluate(either, shards[comm.rank], comm))
+    bound, gradient, mean = evaluate(either, range(N))
+    for result in found:
+        for mine, first in zip(result, found[0], strict=True):
+            assert torch.equal(mine, first)
+        torch.testing.assert_close(result[0], bound, rtol=1e-12, atol=0)
+        assert float((result[1] - gradient).norm() / gradient.norm()) <= 1e-10
+        torch.testing.assert_close(result[2], mean, rtol=0, atol=1e-9)
+
+
+def test_exactly_two_collectives_of_known_length(gaussian: Small) -> None:
+    """One sums the statistics, one sums one dense gradient: no keys, no rows, nothing else."""
+    lengths = Workers(2).run(lambda comm: (evaluate(gaussian, SPLITS["equal"][comm.rank], comm), comm.lengths)[1])
+    p = len(gaussian.B)
+    parameters = sum(parameter.numel() for parameter in gaussian.model.parameters())
+    assert lengths == [[p * p + p + 4, p * p + parameters]] * 2
+
+
+def test_a_probit_evaluation_adds_one_collective_a_pass(probit: Small) -> None:
+    def job(comm: ThreadCommunicator) -> tuple[int, int]:
+        model, likelihood = deepcopy(probit.model), deepcopy(probit.likelihood)
+        mll = CollapsedELBO(likelihood, model, N, comm)
+        rows = list(SPLITS["equal"][comm.rank])
+        mll(model(probit.indices[rows]), probit.y[rows]).backward()
+        return len(comm.lengths), mll.solution.passes
+
+    for collectives, passes in Workers(2).run(job):
+        assert collectives == passes + 2
+
+
+def test_every_worker_passing_everything_is_an_error_on_all(gaussian: Small) -> None:
+    def job(comm: ThreadCommunicator) -> str:
+        with pytest.raises(InputError) as caught:
+            evaluate(gaussian, range(N), comm)
+        return str(caught.value)
+
+    for message in Workers(2).run(job):
+        assert f"num_data must be the number of entries of all workers, {N}. Got {2 * N} entries" in message
+
+
+def test_a_stale_posterior_with_several_workers_is_not_refreshed_behind_their_backs(gaussian: Small) -> None:
+    def job(comm: ThreadCommunicator) -> Tensor:
+        model, likelihood = deepcopy(gaussian.model), deepcopy(gaussian.likelihood)
+        rows = list(SPLITS["unequal"][comm.rank])
+        mll = CollapsedELBO(likelihood, model, N, comm)
+        mll(model(gaussian.indices[rows]), gaussian.y[rows]).backward()
+        with torch.no_grad():
+            model.factors[0].add_(0.5)
+        model.eval()
+        with pytest.raises(StalePosteriorError, match=r"mll.refresh\(\) on all workers"):
+            model(gaussian.indices)
+        mll.refresh()
+        return model(gaussian.indices).mean.detach()
+
+    first, second = Workers(2).run(job)
+    torch.testing.assert_close(first, second, rtol=1e-10, atol=1e-12)
+
+
+def test_a_step_between_forward_and_backward_is_an_error(either: Small) -> None:
+    loss = -either.mll()(either.model(either.indices), either.y)
+    with torch.no_grad():
+        either.model.factors[0].add_(0.1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+def test_frozen_parameters_stay_frozen(either: Small) -> None:
+    either.model.factors[1].requires_grad_(False)
+    either.model.covar_module.base_kernel.raw_lengthscale.requires_grad_(False)
+    (-either.mll()(either.model(either.indices), either.y)).backward()
+    assert either.model.factors[1].grad is None
+    assert either.model.covar_module.base_kernel.raw_lengthscale.grad is None
+    assert either.model.factors[0].grad.norm() > 0
+
+
+MEMORY = """
+import resource, sys, torch, gpytorch
+from gptf_gpytorch import GPTF, CollapsedELBO
+torch.set_num_threads(1)
+n, p = int(sys.argv[1]), 50
+torch.manual_seed(0)
+model = GPTF(shape=(50, 50), rank=2, num_inducing=p)
+indices = torch.randint(50, (n, 2), dtype=torch.int32)
+mll = CollapsedELBO(gpytorch.likelihoods.GaussianLikelihood(), model, num_data=n)
+(-mll(model(indices), torch.randn(n, dtype=torch.float64))).backward()
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
+"""
+
+
+def test_memory_does_not_hold_a_kernel_column_for_every_entry() -> None:
+    """From 20,000 to 220,000 entries a stored K_BX would take 80 MB; the entries themselves take 3.2 MB."""
+    peaks = [
+        int(subprocess.run([sys.executable, "-c", MEMORY, str(n)], capture_output=True, check=True, timeout=300).stdout)
+        for n in (20_000, 220_000)
+    ]
+    assert peaks[1] - peaks[0] < 200_000 * 100

@@ -1,0 +1,55 @@
+"""The README's Python runs as it stands, and so do the examples in the docstrings of the public names."""
+
+import doctest
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import gpytorch
+import pytest
+import torch
+
+import gptf_gpytorch
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text()
+
+
+def test_the_readmes_python_runs(tmp_path: Path) -> None:
+    blocks = re.findall(r"^```python\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
+    assert blocks
+    script = tmp_path / "readme.py"
+    script.write_text("\n".join(blocks))
+    environment = {**os.environ, "PYTHONWARNINGS": "error,ignore::DeprecationWarning"}
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=300, env=environment)
+    assert done.returncode == 0, done.stderr
+    rmse, spread = (float(number) for number in re.findall(r"\d+\.\d+", done.stdout.splitlines()[0]))
+    assert rmse < 0.5 * spread, done.stdout
+
+
+@pytest.mark.parametrize(
+    "name", [name for name in gptf_gpytorch.__all__ if isinstance(getattr(gptf_gpytorch, name), type)]
+)
+def test_docstring_examples_run(name: str) -> None:
+    names = {public: getattr(gptf_gpytorch, public) for public in gptf_gpytorch.__all__}
+    globs = {**names, "torch": torch, "gpytorch": gpytorch}
+    torch.manual_seed(0)
+    finder = doctest.DocTestFinder(recurse=False)
+    for test in finder.find(names[name], name, globs=globs):
+        result = doctest.DocTestRunner(optionflags=doctest.NORMALIZE_WHITESPACE).run(test)
+        assert result.failed == 0
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["GPTF", "CollapsedELBO", "CollapsedVariationalStrategy", "LatentFactors", "FactorRBFKernel", "ProbitLikelihood"],
+)
+def test_public_classes_have_an_example(name: str) -> None:
+    assert ">>>" in getattr(gptf_gpytorch, name).__doc__
+
+
+def test_every_link_of_the_readme_to_a_file_is_there() -> None:
+    for target in re.findall(r"\]\((?!https?:)([^)#]+)\)", README):
+        assert (ROOT / target).exists(), target
