@@ -52,7 +52,7 @@ class ProbitLikelihood(gpytorch.likelihoods.BernoulliLikelihood):  # type: ignor
 
     Example:
         >>> likelihood = ProbitLikelihood()
-        >>> likelihood(torch.tensor([-40.0], dtype=torch.float64)).log_prob(torch.tensor([1.0]))
+        >>> likelihood(torch.tensor([-40.0], dtype=torch.float64)).log_prob(torch.ones(1, dtype=torch.float64))
         tensor([-804.6084], dtype=torch.float64)
 
     """
