@@ -16,6 +16,7 @@ ORDER = [
     "health",
     "distributed.build_horovod",
     "distributed.communicator",
+    "distributed.threads",
     "distributed.sharded_sum",
     "distributed",
     "data.entries",

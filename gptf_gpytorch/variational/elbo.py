@@ -13,7 +13,7 @@ from gptf_gpytorch.distributed.communicator import Communicator, SingleProcess
 from gptf_gpytorch.distributed.sharded_sum import sharded_sum, total
 from gptf_gpytorch.errors import InputError, LambdaWarning, NumericalError, PrecisionWarning
 from gptf_gpytorch.factors import LatentFactors
-from gptf_gpytorch.variational.bounds import WhitenedPosterior, theorem_1, theorem_2
+from gptf_gpytorch.variational.bounds import WhitenedPosterior, theorem_1, theorem_2, through_kernel
 from gptf_gpytorch.variational.fixed_point import Solution, fixed_point, newton
 from gptf_gpytorch.variational.statistics import (
     CurvatureMap,
@@ -189,7 +189,7 @@ class CollapsedELBO(gpytorch.mlls.MarginalLogLikelihood):  # type: ignore[misc]
 
     def _evaluate(self, shard: EntryShard, batch_shape: torch.Size, *, write: bool) -> Tensor:
         """The bound, undivided, with its terms kept in ``self.terms``; q(v) is written if ``write``."""
-        L = self.strategy.factor(may_raise_jitter=write)
+        K_BB, L = self.strategy.factor(may_raise_jitter=write)
         evaluate = self._probit if isinstance(self.likelihood, BernoulliLikelihood) else self._gaussian
         terms, posterior = evaluate(shard, batch_shape, L)
         factors = [module for module in self.model.modules() if isinstance(module, LatentFactors)]
@@ -207,7 +207,8 @@ class CollapsedELBO(gpytorch.mlls.MarginalLogLikelihood):  # type: ignore[misc]
             method = weakref.WeakMethod(self.refresh)
             alone = self.communicator.size == 1
             self.strategy.write(posterior, (lambda: _call(method)) if alone else None)
-        return sum(terms.values(), start=L.new_zeros(batch_shape))
+        bound = sum(terms.values(), start=L.new_zeros(batch_shape))
+        return through_kernel(bound, K_BB, L, posterior.inner)
 
     def _leaves(self, shard: EntryShard) -> list[Tensor]:
         """What the map uses of the model beside the tables of the shard."""
@@ -218,8 +219,8 @@ class CollapsedELBO(gpytorch.mlls.MarginalLogLikelihood):  # type: ignore[misc]
         self, shard: EntryShard, batch_shape: torch.Size, L: Tensor
     ) -> tuple[dict[str, Tensor], WhitenedPosterior]:
         self.solution = None
-        gaussian = GaussianMap(self.model, self.strategy.inducing_points, batch_shape)
-        statistics = GaussianStatistics(*sharded_sum(gaussian, shard, [L], self._leaves(shard), self.communicator))
+        where = (self.model, self.strategy.inducing_points, L, batch_shape, self._leaves(shard))
+        statistics = GaussianStatistics(*sharded_sum(GaussianMap(*where), shard, self.communicator))
         self._check_sums(statistics)
         beta = self.likelihood.noise.squeeze(-1).reciprocal()
         bound, posterior = theorem_1(statistics, beta)
@@ -228,22 +229,20 @@ class CollapsedELBO(gpytorch.mlls.MarginalLogLikelihood):  # type: ignore[misc]
     def _probit(
         self, shard: EntryShard, batch_shape: torch.Size, L: Tensor
     ) -> tuple[dict[str, Tensor], WhitenedPosterior]:
-        where = (self.model, self.strategy.inducing_points, batch_shape)
-        self.solution = self._solve(shard, batch_shape, L.detach())
+        where = (self.model, self.strategy.inducing_points, L, batch_shape, self._leaves(shard))
+        self.solution = self._solve(shard, where)
         eta = self.solution.eta
-        statistics = ProbitStatistics(
-            *sharded_sum(ProbitMap(*where, eta), shard, [L], self._leaves(shard), self.communicator)
-        )
+        statistics = ProbitStatistics(*sharded_sum(ProbitMap(*where, eta=eta), shard, self.communicator))
         self._check_sums(statistics)
         bound, posterior = theorem_2(statistics, eta)
         return bound._asdict(), posterior
 
-    def _solve(self, shard: EntryShard, batch_shape: torch.Size, L: Tensor) -> Solution:
+    def _solve(self, shard: EntryShard, where: tuple[Any, ...]) -> Solution:
         """lambda, whitened, from the last one that was written."""
-        where = (self.model, self.strategy.inducing_points, batch_shape)
+        L, batch_shape = where[2], where[3]
 
         def evaluate(eta: Tensor) -> CurvatureStatistics:
-            return CurvatureStatistics(*total(CurvatureMap(*where, eta), shard, [L], self.communicator))
+            return CurvatureStatistics(*total(CurvatureMap(*where, eta=eta), shard, self.communicator))
 
         start = (
             self.strategy._variational_distribution.variational_mean.detach().expand(*batch_shape, L.size(-1)).clone()
@@ -254,7 +253,7 @@ class CollapsedELBO(gpytorch.mlls.MarginalLogLikelihood):  # type: ignore[misc]
         if self.lambda_solver == "newton":
             solution = newton(evaluate, start, tolerance=tolerance, max_passes=self.lambda_passes)
         else:
-            statistics = ProbitStatistics(*total(ProbitMap(*where, start), shard, [L], self.communicator))
+            statistics = ProbitStatistics(*total(ProbitMap(*where, eta=start), shard, self.communicator))
             solution = fixed_point(evaluate, statistics.W, start, tolerance=tolerance, max_passes=self.lambda_passes)
         if not solution.converged:
             warnings.warn(

@@ -1,7 +1,8 @@
 """The map: a chunk of entries to additive statistics. Every sum over entries in the package is here."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
@@ -9,34 +10,6 @@ from torch import Tensor
 
 from gptf_gpytorch.factors import LatentFactors
 from gptf_gpytorch.likelihoods import log_Phi, rho
-
-
-@dataclass(frozen=True)
-class EntryChunk:
-    """Consecutive entries of a shard.
-
-    :param inputs: indices `[n, K]` if there are factors, else x `[..., n, D]`.
-    :param y: values `[..., n]`.
-    :param v: weights `[..., n]`.
-    """
-
-    inputs: Tensor
-    rows: slice
-    y: Tensor
-    v: Tensor
-    factors: LatentFactors | None
-
-    def gather(self) -> Tensor:
-        """X `[..., n, D]`, without a graph."""
-        with torch.no_grad():
-            return self.inputs.detach() if self.factors is None else self.factors(self.inputs)
-
-    def scatter_(self, gradients: Sequence[Tensor | None], dx: Tensor) -> None:
-        """Add the gradient of x where x came from: rows of the factors, or rows of the plain inputs."""
-        if self.factors is not None:
-            self.factors.scatter_(gradients, self.inputs, dx)
-        elif gradients[0] is not None:
-            gradients[0][..., self.rows, :].add_(dx)
 
 
 @dataclass(frozen=True)
@@ -50,7 +23,7 @@ class EntryShard:
     chunk_size: int
 
     @property
-    def device_and_dtype(self) -> dict[str, Any]:
+    def where(self) -> dict[str, Any]:
         """Where, and in which precision, the entries are mapped."""
         source = self.inputs if self.factors is None else self.factors[0]
         return {"device": source.device, "dtype": source.dtype}
@@ -65,14 +38,48 @@ class EntryShard:
     def __len__(self) -> int:
         return self.inputs.size(-2)
 
-    def chunks(self) -> Iterator[EntryChunk]:
-        """At most ``chunk_size`` entries at a time, moved to where the model is."""
-        where = self.device_and_dtype
-        for start in range(0, len(self), self.chunk_size):
-            rows = slice(start, min(start + self.chunk_size, len(self)))
-            y = self.y[..., rows].to(**where)
-            v = torch.ones_like(y) if self.v is None else self.v[..., rows].to(**where)
-            yield EntryChunk(self.inputs[..., rows, :].to(where["device"]), rows, y, v, self.factors)
+    def chunks(self) -> "list[EntryChunk]":
+        """At most ``chunk_size`` entries at a time."""
+        starts = range(0, len(self), self.chunk_size)
+        return [EntryChunk(self, slice(start, min(start + self.chunk_size, len(self)))) for start in starts]
+
+
+@dataclass(frozen=True)
+class EntryChunk:
+    """Consecutive entries of a shard, moved to where the model is when they are read."""
+
+    shard: EntryShard
+    rows: slice
+
+    @cached_property
+    def indices(self) -> Tensor:
+        """The entries' indices `[n, K]`, or x `[..., n, D]` where there are no factors."""
+        return self.shard.inputs[..., self.rows, :].to(self.shard.where["device"])
+
+    @property
+    def y(self) -> Tensor:
+        """The entries' values `[..., n]`."""
+        return self.shard.y[..., self.rows].to(**self.shard.where)
+
+    @property
+    def v(self) -> Tensor:
+        """The entries' weights `[..., n]`."""
+        if self.shard.v is None:
+            return torch.ones_like(self.y)
+        return self.shard.v[..., self.rows].to(**self.shard.where)
+
+    def gather(self) -> Tensor:
+        """X `[..., n, D]`, without a graph."""
+        with torch.no_grad():
+            factors = self.shard.factors
+            return self.indices.detach() if factors is None else factors(self.indices)
+
+    def scatter_(self, gradients: Sequence[Tensor | None], dx: Tensor) -> None:
+        """Add the gradient of x where x came from: rows of the factors, or rows of the plain inputs."""
+        if self.shard.factors is not None:
+            self.shard.factors.scatter_(gradients, self.indices, dx)
+        elif gradients[0] is not None:
+            gradients[0][..., self.rows, :].add_(dx)
 
 
 class GaussianStatistics(NamedTuple):
@@ -90,7 +97,8 @@ class ProbitStatistics(NamedTuple):
     """What Theorem 2 needs of the entries at a given eta = L' lambda."""
 
     W: Tensor  # [..., p, p]  sum v_j w_j w_j'
-    log_Phi: Tensor  # [...]  sum v_j log Phi(s_j (mu_j + eta' w_j)),  s_j = 2 y_j - 1
+    log_Phi: Tensor  # [...]  sum v_j log Phi(t_j),  t_j = s_j (mu_j + eta' w_j),  s_j = 2 y_j - 1
+    a5: Tensor  # [..., p]    sum v_j w_j s_j rho(t_j)
     a3: Tensor  # [...]       sum v_j k(x_j, x_j)
     n: Tensor  # [...]        sum v_j
     entries: Tensor  # []     the number of entries
@@ -104,20 +112,57 @@ class CurvatureStatistics(NamedTuple):
     H: Tensor  # [..., p, p]  sum v_j h_j w_j w_j',  h_j = rho(t_j) (rho(t_j) + t_j)
 
 
-class _Map:
-    """What the maps share: the prior at a chunk, whitened, from any GPyTorch model's ``forward``."""
+class GenericMap:
+    """A map for any GPyTorch model: the prior comes from its ``forward``, the way back from autograd.
 
-    def __init__(self, model: Any, inducing_points: Tensor, batch_shape: torch.Size) -> None:
-        self.model, self.inducing_points, self.batch_shape = model, inducing_points, batch_shape
+    The whitening factor L counts as a constant here; :func:`~gptf_gpytorch.variational.bounds.through_kernel` puts its
+    gradient back from the sums alone.
+
+    :param model: the model.
+    :param L: the Cholesky factor of K_BB `[..., p, p]`.
+    :param batch_shape: that of the sums.
+    :param leaves: the parameters that ``forward`` uses.
+    """
+
+    threaded = False
+
+    def __init__(
+        self, model: Any, inducing_points: Tensor, L: Tensor, batch_shape: torch.Size, leaves: Sequence[Tensor]
+    ) -> None:
+        self.model, self.inducing_points, self.L = model, inducing_points, L
+        self.batch_shape, self.leaves = batch_shape, leaves
+
+    def statistics(self, chunk: EntryChunk, x: Tensor) -> tuple[Tensor, ...]:
+        """The share of a chunk, with a graph."""
+        raise NotImplementedError
+
+    def __call__(self, chunk: EntryChunk, x: Tensor) -> tuple[Tensor, ...]:
+        """The share of a chunk."""
+        return self.statistics(chunk, x)
+
+    def pull(
+        self, chunk: EntryChunk, x: Tensor, cotangents: Sequence[Tensor], wanted: Sequence[bool], wants_x: bool
+    ) -> tuple[Sequence[Tensor | None], Tensor | None]:
+        """Map again with a graph, and differentiate the inner product with the cotangents."""
+        with torch.enable_grad():
+            x = x.requires_grad_(wants_x)
+            shares = self.statistics(chunk, x)
+            # A share may lack batch dimensions that the sums have, so the product broadcasts.
+            pairs = [(s * c).sum() for s, c in zip(shares, cotangents, strict=True) if s.requires_grad]
+            inner = torch.stack(pairs).sum()
+        sources = [leaf for leaf, want in zip(self.leaves, wanted, strict=True) if want] + [x] * wants_x
+        found = iter(torch.autograd.grad(inner, sources, allow_unused=True))
+        return [next(found) if want else None for want in wanted], next(found, None)
 
     def _zeros(self, *shape: int) -> Tensor:
-        return self.inducing_points.new_zeros((*self.batch_shape, *shape))
+        return self.L.new_zeros((*self.batch_shape, *shape))
 
     @property
     def p(self) -> int:
-        return self.inducing_points.size(-2)
+        """The number of inducing points."""
+        return self.L.size(-1)
 
-    def _prior(self, x: Tensor, L: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def _prior(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The whitened features w `[..., p, n]`, k(x_j, x_j) `[..., n]` and the mean mu `[..., n]`."""
         batch = torch.broadcast_shapes(self.inducing_points.shape[:-2], x.shape[:-2])
         B = self.inducing_points.expand(*batch, *self.inducing_points.shape[-2:])
@@ -125,10 +170,10 @@ class _Map:
         covariance = joint.lazy_covariance_matrix
         K_BX = covariance[..., : self.p, self.p :].to_dense()  # [..., p, n]
         k = covariance[..., self.p :, self.p :].diagonal(dim1=-1, dim2=-2)  # [..., n]
-        return torch.linalg.solve_triangular(L, K_BX, upper=False), k, joint.mean[..., self.p :]
+        return torch.linalg.solve_triangular(self.L, K_BX, upper=False), k, joint.mean[..., self.p :]
 
 
-class GaussianMap(_Map):
+class GaussianMap(GenericMap):
     """A chunk to :class:`GaussianStatistics`."""
 
     def zeros(self) -> GaussianStatistics:
@@ -136,9 +181,9 @@ class GaussianMap(_Map):
         p, zero = self.p, self._zeros
         return GaussianStatistics(zero(p, p), zero(p), zero(), zero(), zero(), zero().sum())
 
-    def __call__(self, chunk: EntryChunk, x: Tensor, L: Tensor) -> GaussianStatistics:
+    def statistics(self, chunk: EntryChunk, x: Tensor) -> GaussianStatistics:
         """The statistics of a chunk."""
-        w, k, mu = self._prior(x, L)
+        w, k, mu = self._prior(x)
         v, r = chunk.v, chunk.y - mu
         vw = w * v.unsqueeze(-2)
         return GaussianStatistics(
@@ -151,49 +196,59 @@ class GaussianMap(_Map):
         )
 
 
-class ProbitMap(_Map):
+class ProbitMap(GenericMap):
     """A chunk to :class:`ProbitStatistics` at a given eta `[..., p]`, which gets no gradient."""
 
-    def __init__(self, model: Any, inducing_points: Tensor, batch_shape: torch.Size, eta: Tensor) -> None:
-        super().__init__(model, inducing_points, batch_shape)
+    def __init__(self, *where: Any, eta: Tensor) -> None:
+        super().__init__(*where)
         self.eta = eta
 
     def zeros(self) -> ProbitStatistics:
         """The statistics of no entries."""
         p, zero = self.p, self._zeros
-        return ProbitStatistics(zero(p, p), zero(), zero(), zero(), zero().sum())
+        return ProbitStatistics(zero(p, p), zero(), zero(p), zero(), zero(), zero().sum())
 
-    def __call__(self, chunk: EntryChunk, x: Tensor, L: Tensor) -> ProbitStatistics:
+    def statistics(self, chunk: EntryChunk, x: Tensor) -> ProbitStatistics:
         """The statistics of a chunk."""
-        w, k, mu = self._prior(x, L)
+        w, k, mu = self._prior(x)
         v, s = chunk.v, 2.0 * chunk.y - 1.0
-        f = mu + (w.mT @ self.eta.unsqueeze(-1)).squeeze(-1)
+        t = s * (mu + (w.mT @ self.eta.unsqueeze(-1)).squeeze(-1))
         return ProbitStatistics(
             W=(w * v.unsqueeze(-2)) @ w.mT,
-            log_Phi=(v * log_Phi(s * f)).sum(-1),
+            log_Phi=(v * log_Phi(t)).sum(-1),
+            a5=(w @ (v * s * rho(t)).unsqueeze(-1)).squeeze(-1).detach(),
             a3=(v * k).sum(-1),
             n=v.sum(-1),
             entries=v.new_tensor(v.size(-1)),
         )
 
 
-class CurvatureMap(ProbitMap):
+class CurvatureMap(GenericMap):
     """A chunk to :class:`CurvatureStatistics` at a given eta `[..., p]`."""
 
-    def zeros(self) -> CurvatureStatistics:  # type: ignore[override]
+    def __init__(self, *where: Any, eta: Tensor) -> None:
+        super().__init__(*where)
+        self.eta = eta
+
+    def zeros(self) -> CurvatureStatistics:
         """The statistics of no entries."""
         return CurvatureStatistics(self._zeros(), self._zeros(self.p), self._zeros(self.p, self.p))
 
-    def __call__(self, chunk: EntryChunk, x: Tensor, L: Tensor) -> CurvatureStatistics:  # type: ignore[override]
+    def statistics(self, chunk: EntryChunk, x: Tensor) -> CurvatureStatistics:
         """The statistics of a chunk."""
-        w, _, mu = self._prior(x, L)
+        w, _, mu = self._prior(x)
         v, s = chunk.v, 2.0 * chunk.y - 1.0
         t = s * (mu + (w.mT @ self.eta.unsqueeze(-1)).squeeze(-1))
-        slope = rho(t)
-        # For t far below 0 the sum rho + t cancels to about 1 / |t|; the true value of h lies in (0, 1).
-        h = (slope * (slope + t)).clamp(0.0, 1.0)
+        slope, h = slope_and_curvature(t)
         return CurvatureStatistics(
             log_Phi=(v * log_Phi(t)).sum(-1),
             a5=(w @ (v * s * slope).unsqueeze(-1)).squeeze(-1),
             H=(w * (v * h).unsqueeze(-2)) @ w.mT,
         )
+
+
+def slope_and_curvature(t: Tensor) -> tuple[Tensor, Tensor]:
+    """rho(t), and h = rho (rho + t), minus the second derivative of log Phi, which lies in (0, 1)."""
+    slope = rho(t)
+    # For t far below 0 the sum rho + t cancels to about 1 / |t|.
+    return slope, (slope * (slope + t)).clamp(0.0, 1.0)

@@ -168,8 +168,8 @@ class CollapsedVariationalStrategy(gpytorch.variational.VariationalStrategy):  #
     def jitter_val(self, value: float) -> None:
         self.jitter.fill_(value)
 
-    def factor(self, *, may_raise_jitter: bool) -> Tensor:
-        """L `[..., p, p]` with L L' = K_BB + jitter.
+    def factor(self, *, may_raise_jitter: bool) -> tuple[Tensor, Tensor]:
+        """K_BB `[..., p, p]` with its graph, and L without one, L L' = K_BB + jitter.
 
         If there is none, the jitter is multiplied by ten, a few times. What worked is kept, because q(v) and
         predictions must use the same one; an evaluation that may not write q(v) may not raise the jitter either.
@@ -179,12 +179,12 @@ class CollapsedVariationalStrategy(gpytorch.variational.VariationalStrategy):  #
         asked = jitter = self.jitter_val
         for _ in range(_JITTERS if may_raise_jitter else 1):
             L: Tensor
-            L, failed = torch.linalg.cholesky_ex(K_BB + jitter * eye)
+            L, failed = torch.linalg.cholesky_ex(K_BB.detach() + jitter * eye)
             if not failed.any() and bool(L.isfinite().all()):
                 if jitter != asked:
                     self.jitter_val = jitter
                     warnings.warn(f"K_BB needed jitter {jitter:g} instead of {asked:g}.", JitterWarning, stacklevel=2)
-                return L
+                return K_BB, L
             reached, jitter = jitter, 10.0 * jitter
         if not bool(K_BB.isfinite().all()):
             raise CholeskyError(
@@ -204,7 +204,7 @@ class CollapsedVariationalStrategy(gpytorch.variational.VariationalStrategy):  #
         It is stored as eta, the variational mean, which is well conditioned where lambda is not.
         """
         with torch.no_grad():
-            L = self.factor(may_raise_jitter=False)
+            _, L = self.factor(may_raise_jitter=False)
             eta = self._variational_distribution.variational_mean.unsqueeze(-1)
             lam: Tensor = torch.linalg.solve_triangular(L.mT, eta, upper=True).squeeze(-1)
             return lam
