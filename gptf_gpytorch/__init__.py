@@ -34,6 +34,7 @@ from gptf_gpytorch.kernels import FactorRBFKernel
 from gptf_gpytorch.likelihoods import ProbitLikelihood
 from gptf_gpytorch.models import GPTF, to_svgp
 from gptf_gpytorch.variational.elbo import CollapsedELBO
+from gptf_gpytorch.variational.fused import KernelPrior
 from gptf_gpytorch.variational.strategy import CollapsedVariationalDistribution, CollapsedVariationalStrategy
 from gptf_gpytorch.version import __version__
 
@@ -49,6 +50,7 @@ __all__ = [
     "GPTFError",
     "InputError",
     "JitterWarning",
+    "KernelPrior",
     "LambdaWarning",
     "LatentFactors",
     "NumericalError",

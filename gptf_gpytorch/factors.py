@@ -1,22 +1,30 @@
 """The latent factors: a table of rows for each mode of the tensor, with a standard normal prior."""
 
-from collections.abc import Iterable, Sequence
+import operator
+from collections.abc import Sequence
+from typing import Any
 
 import gpytorch
+import numpy as np
 import torch
 from torch import Tensor
 
 from gptf_gpytorch.errors import InputError
 
-_INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
+def _positive(name: str, values: Any, count: int | None = None) -> tuple[int, ...]:
+    """Integers of at least 1, of Python's or NumPy's kind, or an error that states the rule.
 
-def _positive(name: str, values: Iterable[int]) -> tuple[int, ...]:
-    """Integers that are at least 1, or an error that states the rule."""
-    found = tuple(values)
-    if not found or not all(isinstance(value, int) and not isinstance(value, bool) and value >= 1 for value in found):
-        raise InputError(f"{name} must be integers of at least 1, one for each mode. Got {found}.")
-    return found
+    :param count: how often a single number is repeated.
+    """
+    try:
+        found = (operator.index(values),) * count if count is not None and not np.iterable(values) else tuple(values)
+        numbers = tuple(operator.index(value) for value in found)
+    except TypeError:
+        numbers = ()
+    if not numbers or min(numbers) < 1:
+        raise InputError(f"{name} must be integers of at least 1, one for each mode. Got {values!r}.")
+    return numbers
 
 
 class LatentFactors(gpytorch.Module):  # type: ignore[misc]
@@ -46,7 +54,7 @@ class LatentFactors(gpytorch.Module):  # type: ignore[misc]
     ) -> None:
         super().__init__()
         self.shape = _positive("shape", shape)
-        self.ranks = _positive("rank", (rank,) * len(self.shape) if isinstance(rank, int) else rank)
+        self.ranks = _positive("rank", rank, count=len(self.shape))
         if len(self.ranks) != len(self.shape):
             raise InputError(
                 f"rank must be one number, or one for each of the {len(self.shape)} modes. Got {self.ranks}."
@@ -83,10 +91,18 @@ class LatentFactors(gpytorch.Module):  # type: ignore[misc]
         r"""The log of the standard normal prior without its constant, :math:`-\frac12 \sum_k \|U^{(k)}\|_F^2`."""
         return -0.5 * torch.stack([table.square().sum() for table in self.weights]).sum()
 
-    def check(self, indices: Tensor) -> Tensor:
+    def check(self, indices: Any) -> Tensor:
         """Indices that can be gathered, or an error that states the rule and what came."""
-        if indices.dtype not in _INTEGERS:
+        try:
+            indices = torch.as_tensor(indices)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise InputError(
+                f"indices must be a tensor or an array of integers. Got {type(indices).__name__}."
+            ) from error
+        if indices.is_floating_point() or indices.is_complex() or indices.dtype == torch.bool:
             raise InputError(f"indices must be integers. Got {indices.dtype}.")
+        if indices.dtype in (torch.uint16, torch.uint32, torch.uint64):
+            indices = indices.long()  # torch has few operations for these
         if indices.dim() != 2 or indices.size(-1) != len(self.shape):
             raise InputError(f"indices must be [n, {len(self.shape)}], a column a mode. Got {list(indices.shape)}.")
         if len(indices):
@@ -98,4 +114,5 @@ class LatentFactors(gpytorch.Module):  # type: ignore[misc]
                         f"indices of mode {mode} must lie in [0, {self.shape[mode]}). "
                         f"Got {int(indices[row, mode])} at row {row}."
                     )
-        return indices
+        checked: Tensor = indices
+        return checked

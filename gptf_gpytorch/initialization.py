@@ -13,58 +13,94 @@ from torch import Tensor
 
 from gptf_gpytorch.errors import InputError
 from gptf_gpytorch.factors import LatentFactors
+from gptf_gpytorch.variational.checks import positive_integer
 from gptf_gpytorch.variational.elbo import CollapsedELBO
+from gptf_gpytorch.variational.statistics import EntryChunk, EntryShard
 
 # Entries that k-means looks at: enough for good centres at any p, and a second's work.
 _SAMPLE = 20_000
 
 
-def initialize(mll: CollapsedELBO, inputs: Tensor, target: Tensor, *, seed: int = 0, scale: float = 0.1) -> None:
+def initialize(
+    mll: CollapsedELBO,
+    inputs: Tensor,
+    target: Tensor,
+    *,
+    seed: int = 0,
+    scale: float = 0.1,
+    weights: Tensor | None = None,
+) -> None:
     r"""Set a model and its likelihood to a good start for these entries.
 
     Factors are drawn with standard deviation ``scale``: with small factors the function starts nearly constant and
     grows as the data asks, and reaches better bounds than from the prior's scale of 1. Inducing points are the
-    k-means centres of the entries' inputs. The outputscale becomes the mean square of the targets around the mean
-    function, and the noise a fraction of it; the probit likelihood has no scale, and its outputscale becomes 1.
-    Lengthscales stay as they are.
+    k-means centres of the entries' inputs. A constant mean becomes the targets' mean (for labels, its probit); the
+    outputscale becomes the mean square of the targets around the mean function, and the noise half of it; for labels
+    the outputscale becomes 1. Lengthscales, and whatever needs no gradient, stay as they are.
 
     Deterministic in ``seed``. With several workers a collective: worker 0's entries choose the inducing points, all
     entries the scales, and all workers end with the same numbers.
 
     :param inputs: this worker's indices `[n, K]`, or plain inputs `[n, D]`.
     :param target: their values `[n]`.
+    :param seed: of the factors and of k-means.
+    :param scale: the factors' standard deviation.
+    :param weights: the entries' weights `[n]`.
     """
     generator = torch.Generator().manual_seed(seed)
-    model, strategy, communicator = mll.model, mll.strategy, mll.communicator
+    model, strategy = mll.model, mll.strategy
     points = strategy.inducing_points
     if points.dim() != 2:
         raise InputError(f"initialize() is for inducing points [p, D]. Got {list(points.shape)}.")
     factors = getattr(model, "factors", None)
+    factors = factors if isinstance(factors, LatentFactors) else None
+    inputs = torch.as_tensor(inputs) if factors is None else factors.check(inputs)
+    if factors is None and inputs.dim() == 1:
+        inputs = inputs.unsqueeze(-1)  # as ApproximateGP does
+    shard = mll.check(strategy.defer(inputs, factors), target, weights)
     with torch.no_grad():
-        if isinstance(factors, LatentFactors):
-            inputs = factors.check(torch.as_tensor(inputs))
+        if factors is not None:
             for table in factors.weights:
-                table.copy_(scale * torch.randn(table.shape, generator=generator, dtype=table.dtype))
-        else:
-            factors = None
+                if table.requires_grad:
+                    table.copy_(scale * torch.randn(table.shape, generator=generator, dtype=table.dtype))
         centres = torch.zeros_like(points)
-        if communicator.rank == 0:
-            chosen = torch.randperm(len(inputs), generator=generator)[:_SAMPLE]
-            sample = inputs[chosen.to(inputs.device)]
-            x = sample if factors is None else factors(sample.to(points.device))
+        if mll.communicator.rank == 0:
+            if not len(shard):
+                raise InputError("Worker 0 must hold entries: they choose the inducing points. Got none.")
+            chosen = torch.randperm(len(shard), generator=generator)[:_SAMPLE]
+            sample = inputs[chosen.to(inputs.device)].to(points.device)
+            x = sample.to(points) if factors is None else factors(sample)
             centres.copy_(_centres(x, len(points), seed))
-        points.copy_(communicator.broadcast(centres))
-        # The targets' mean square around the mean function, over all workers; a sample of entries will do for the mean.
-        x = inputs[:_SAMPLE] if factors is None else factors(inputs[:_SAMPLE].to(points.device))
-        residual = target[:_SAMPLE].to(points) - (model.forward(x).mean if len(x) else 0.0)
-        sums = communicator.sum(torch.stack([residual.square().sum(), residual.new_tensor(len(residual))]))
-        square = float((sums[0] / sums[1]).clamp_min(1e-12))
-        gaussian = isinstance(mll.likelihood, gpytorch.likelihoods.GaussianLikelihood)
-        if isinstance(model.covar_module, gpytorch.kernels.ScaleKernel):
-            model.covar_module.outputscale = square if gaussian else 1.0
-        if gaussian:
-            constraint = mll.likelihood.noise_covar.raw_noise_constraint
-            mll.likelihood.noise = max(0.5 * square, 1.01 * float(constraint.lower_bound))
+        points.copy_(mll.communicator.broadcast(centres))
+        _set_scales(mll, shard)
+
+
+def _set_scales(mll: CollapsedELBO, shard: EntryShard) -> None:
+    """Mean, outputscale and noise from all entries of all workers."""
+    model, likelihood = mll.model, mll.likelihood
+    gaussian = isinstance(likelihood, gpytorch.likelihoods.GaussianLikelihood)
+    mean, kernel = getattr(model, "mean_module", None), getattr(model, "covar_module", None)
+    if isinstance(mean, gpytorch.means.ConstantMean) and mean.raw_constant.requires_grad and not mean.constant.dim():
+        total, count = _sums(mll, shard, lambda chunk: chunk.v * chunk.y)
+        rate = torch.tensor(total / count)
+        mean.initialize(constant=float(rate if gaussian else torch.special.ndtri(rate.clamp(0.01, 0.99))))
+    total, count = _sums(mll, shard, lambda c: c.v * (c.y - model.forward(c.gather()).mean).square())
+    square = max(total / count, 1e-12)
+    if isinstance(kernel, gpytorch.kernels.ScaleKernel) and kernel.raw_outputscale.requires_grad:
+        kernel.outputscale = square if gaussian else 1.0
+    if gaussian and likelihood.noise_covar.raw_noise.requires_grad:
+        bounds = likelihood.noise_covar.raw_noise_constraint
+        low, high = float(bounds.lower_bound), float(bounds.upper_bound)
+        likelihood.noise = min(max(0.5 * square, 1.01 * low), 0.99 * high)
+
+
+def _sums(mll: CollapsedELBO, shard: EntryShard, term: Callable[[EntryChunk], Tensor]) -> tuple[float, float]:
+    """The sum of a term over all entries of all workers, and the sum of their weights."""
+    sums = torch.zeros(2, dtype=shard.dtype, device=shard.device)
+    for chunk in shard.chunks():
+        sums += torch.stack([term(chunk).sum(), chunk.v.sum()])
+    total, count = mll.communicator.sum(sums).tolist()
+    return total, count
 
 
 def restart(
@@ -75,27 +111,34 @@ def restart(
     restarts: int,
     train: Callable[[CollapsedELBO], None] | None = None,
     seed: int = 0,
+    weights: Tensor | None = None,
 ) -> list[float]:
     """Start from several seeds and keep the model with the best bound, with q(v) up to date.
 
+    :param inputs: this worker's indices `[n, K]`, or plain inputs `[n, D]`.
+    :param target: their values `[n]`.
     :param restarts: how many seeds, from ``seed`` on.
-    :param train: what is done after each start before the bounds are compared; nothing by default.
+    :param train: what is done after each start, in training mode, before the bounds are compared; nothing by default.
+    :param seed: the first seed.
+    :param weights: the entries' weights `[n]`.
     :return: the bound that each start reached, divided by ``num_data``.
     """
-    if restarts < 1:
-        raise InputError(f"restarts must be at least 1. Got {restarts}.")
+    restarts = positive_integer("restarts", restarts)
     bounds: list[float] = []
     best: dict[str, Tensor] = {}
     for attempt in range(restarts):
-        initialize(mll, inputs, target, seed=seed + attempt)
-        if train is not None:
-            train(mll)
+        initialize(mll, inputs, target, seed=seed + attempt, weights=weights)
         mll.model.train()
-        bound = mll(mll.model(inputs), target).item()  # with gradients: writes q(v)
+        with torch.enable_grad():
+            if train is not None:
+                train(mll)
+            mll.model.train()
+            bound = mll(mll.model(inputs), target, weights=weights).item()  # writes q(v)
         if not bounds or bound > max(bounds):
             best = deepcopy(mll.state_dict())
         bounds.append(bound)
     mll.load_state_dict(best)
+    mll.refresh()
     return bounds
 
 

@@ -1,5 +1,6 @@
 """The ARD kernel over concatenated factors, which knows where each mode's block lies."""
 
+import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -26,10 +27,14 @@ class FactorRBFKernel(gpytorch.kernels.RBFKernel):  # type: ignore[misc]
     """
 
     def __init__(self, ranks: Sequence[int], **kwargs: Any) -> None:
-        if not ranks or min(ranks) < 1:
-            raise InputError(f"ranks must be at least 1, one for each mode. Got {tuple(ranks)}.")
-        super().__init__(ard_num_dims=sum(ranks), **kwargs)
-        self.ranks = tuple(ranks)
+        try:
+            self_ranks = tuple(operator.index(rank) for rank in ranks)
+        except TypeError:
+            self_ranks = ()
+        if not self_ranks or min(self_ranks) < 1:
+            raise InputError(f"ranks must be at least 1, one for each mode. Got {ranks!r}.")
+        super().__init__(ard_num_dims=sum(self_ranks), **kwargs)
+        self.ranks = self_ranks
 
     def blocks(self, values: Tensor) -> tuple[Tensor, ...]:
         """Split the last dimension of a `[..., D]` tensor into the K modes' blocks."""
@@ -47,4 +52,5 @@ class FactorRBFKernel(gpytorch.kernels.RBFKernel):  # type: ignore[misc]
         inverse = self.lengthscale.squeeze(-2).reciprocal()  # [..., D]
         scaled = (inverse if spread is None else inverse * spread).square()
         shares = torch.stack([block.sum(-1) for block in self.blocks(scaled)], dim=-1)
-        return shares / shares.sum(-1, keepdim=True)
+        total = shares.sum(-1, keepdim=True)
+        return shares / total.clamp_min(torch.finfo(total.dtype).tiny)

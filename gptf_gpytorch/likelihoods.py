@@ -8,6 +8,8 @@ import torch
 from gpytorch.distributions import MultivariateNormal
 from torch import Tensor
 
+from gptf_gpytorch.errors import InputError
+
 
 def log_Phi(z: Tensor) -> Tensor:
     r""":math:`\log \Phi(z)`, accurate in both tails, with a derivative :math:`\rho(z)` that is accurate there, too."""
@@ -69,6 +71,8 @@ class ProbitLikelihood(gpytorch.likelihoods.BernoulliLikelihood):  # type: ignor
         self, observations: Tensor, function_dist: MultivariateNormal, *params: Any, **kwargs: Any
     ) -> Tensor:
         r""":math:`\mathrm E_{q(f)} \log \Phi((2 y - 1) f)`, by Gauss-Hermite quadrature."""
+        if bool(((observations != 0) & (observations != 1)).any()):
+            raise InputError("Labels of the probit likelihood must be 0 or 1. Got others.")
         signs = 2.0 * observations - 1.0
         expected: Tensor = self.quadrature(lambda f: log_Phi(signs * f), function_dist)
         return expected

@@ -12,16 +12,21 @@ from torch import Tensor
 from gptf_gpytorch.errors import InputError
 from gptf_gpytorch.factors import LatentFactors
 from gptf_gpytorch.kernels import FactorRBFKernel
+from gptf_gpytorch.variational.checks import positive_integer
+from gptf_gpytorch.variational.fused import KernelPrior
 from gptf_gpytorch.variational.strategy import CollapsedVariationalStrategy
 
 _Model = TypeVar("_Model", bound=gpytorch.models.ApproximateGP)
 
 
-class GPTF(gpytorch.models.ApproximateGP):  # type: ignore[misc]
+class GPTF(KernelPrior, gpytorch.models.ApproximateGP):  # type: ignore[misc]
     r"""Gaussian process tensor factorization: an entry is a GP function of the factors of its entities.
 
     In training mode ``model(indices)`` is what :class:`CollapsedELBO` takes; in evaluation mode it is q(f) at the
     entries, a :class:`gpytorch.distributions.MultivariateNormal`.
+
+    Factors are point estimates: the variance of a prediction is that of f, given the factors. For an entity without
+    training entries they are where the prior puts them, near 0, and the variance does not say so.
 
     :param shape: the number of entities of each mode.
     :param rank: factors of an entity: one number, or one for each mode.
@@ -51,8 +56,7 @@ class GPTF(gpytorch.models.ApproximateGP):  # type: ignore[misc]
         jitter_val: float | None = None,
         dtype: torch.dtype = torch.float64,
     ) -> None:
-        if not isinstance(num_inducing, int) or num_inducing < 1:
-            raise InputError(f"num_inducing must be an integer of at least 1. Got {num_inducing}.")
+        num_inducing = positive_integer("num_inducing", num_inducing)
         factors = LatentFactors(shape, rank, dtype=dtype)
         # Until data says better (see `initialize`): the inputs of random entries, so that B starts where the inputs
         # are.
@@ -60,31 +64,48 @@ class GPTF(gpytorch.models.ApproximateGP):  # type: ignore[misc]
         points = factors(rows).detach()
         super().__init__(CollapsedVariationalStrategy(self, points, jitter_val=jitter_val))
         self.factors = factors
-        if kernel is None:
-            kernel = gpytorch.kernels.ScaleKernel(FactorRBFKernel(factors.ranks))
-        self.covar_module = kernel.to(dtype)
-        self.mean_module = (gpytorch.means.ZeroMean() if mean is None else mean).to(dtype)
+        kernel = gpytorch.kernels.ScaleKernel(FactorRBFKernel(factors.ranks)) if kernel is None else kernel
+        mean = gpytorch.means.ZeroMean() if mean is None else mean
+        if not isinstance(kernel, gpytorch.kernels.Kernel) or not isinstance(mean, gpytorch.means.Mean):
+            raise InputError(
+                f"kernel and mean must be GPyTorch's. Got {type(kernel).__name__} and {type(mean).__name__}."
+            )
+        self.covar_module, self.mean_module = kernel.to(dtype), mean.to(dtype)
+        self._check_prior(torch.eye(2, factors.dim, dtype=dtype))
 
-    def forward(self, x: Tensor) -> MultivariateNormal:
-        """The prior at concatenated factors x `[..., n, D]`."""
-        return MultivariateNormal(self.mean_module(x), self.covar_module(x))
+    def _check_prior(self, x: Tensor) -> None:
+        """The kernel and the mean must take D inputs and give one value each: said here, not in the first step."""
+        try:
+            with torch.no_grad():
+                shapes = (self.mean_module(x).shape, self.covar_module(x).to_dense().shape)
+        except (RuntimeError, IndexError) as error:
+            raise InputError(
+                f"kernel and mean must take the {x.size(-1)} concatenated factors. Got {type(self.covar_module).__name__} and "
+                f"{type(self.mean_module).__name__}, which say: {error}"
+            ) from error
+        if shapes != ((2,), (2, 2)):
+            raise InputError(
+                f"kernel and mean must give one value an entry, without batches. Got shapes {[list(s) for s in shapes]}."
+            )
 
     def __call__(self, indices: Tensor, prior: bool = False, **kwargs: Any) -> MultivariateNormal:
         """q(f) at indices `[n, K]`; in training mode, the indices deferred."""
-        indices = self.factors.check(torch.as_tensor(indices))
+        indices = self.factors.check(indices)
         if self.training and not prior and isinstance(self.variational_strategy, CollapsedVariationalStrategy):
             return self.variational_strategy.defer(indices, self.factors)
         return super().__call__(self.factors(indices), prior=prior, **kwargs)
 
     def relevance(self) -> Tensor:
-        """How much each mode moves the function, as shares that add up to 1, `[K]`."""
-        kernel = next((k for k in self.covar_module.modules() if isinstance(k, FactorRBFKernel)), None)
-        if kernel is None:
+        """How much each mode moves the function, as shares that add up to 1, `[K]`; 0 where nothing varies."""
+        kernels = [k for k in self.covar_module.modules() if isinstance(k, gpytorch.kernels.Kernel)]
+        known = [k for k in kernels if isinstance(k, FactorRBFKernel)]
+        if len(known) != 1 or known[0].ranks != self.factors.ranks or known[0].active_dims is not None:
+            names = ", ".join(type(k).__name__ for k in kernels)
             raise InputError(
-                f"relevance() needs a FactorRBFKernel, which knows its modes. Got {type(self.covar_module).__name__}."
+                f"relevance() needs one FactorRBFKernel with the factors' ranks {self.factors.ranks}. Got {names}."
             )
         spread = torch.cat([table.std(0, correction=0) for table in self.factors.weights])
-        return kernel.relevance(spread).detach()
+        return known[0].relevance(spread).detach()
 
     def to_svgp(self) -> "GPTF":
         """The fitted optimum as a stock GPyTorch SVGP with the same predictions; see :func:`to_svgp`."""
@@ -100,6 +121,10 @@ def to_svgp(model: _Model) -> _Model:
 
     :param model: a model whose strategy is a :class:`CollapsedVariationalStrategy` with q(v) up to date.
     """
+    if not isinstance(model.variational_strategy, CollapsedVariationalStrategy):
+        raise InputError(
+            f"to_svgp() takes a model with a CollapsedVariationalStrategy. Got {type(model.variational_strategy).__name__}."
+        )
     model.variational_strategy.ensure_fresh()
     copy = deepcopy(model)
     collapsed: CollapsedVariationalStrategy = copy.variational_strategy

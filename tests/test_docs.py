@@ -23,7 +23,9 @@ def test_the_readmes_python_runs(tmp_path: Path) -> None:
     script = tmp_path / "readme.py"
     script.write_text("\n".join(blocks))
     environment = {**os.environ, "PYTHONWARNINGS": "error,ignore::DeprecationWarning"}
-    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=300, env=environment)
+    done = subprocess.run(
+        [sys.executable, script], capture_output=True, text=True, timeout=300, env=environment, cwd=tmp_path
+    )
     assert done.returncode == 0, done.stderr
     rmse, spread = (float(number) for number in re.findall(r"\d+\.\d+", done.stdout.splitlines()[0]))
     assert rmse < 0.5 * spread, done.stdout

@@ -113,6 +113,25 @@ def test_a_store_that_is_there_is_opened(tmp_path: Path) -> None:
     assert "does not open" in topics["mlflow store"]
 
 
+def test_a_path_with_spaces_is_not_a_problem(tmp_path: Path) -> None:
+    folder = tmp_path / "my stuff"
+    folder.mkdir()
+    code, topics, output = doctor(folder)
+    assert code == 0, output
+    assert "my stuff/mlflow.db will be created" in topics["mlflow store"]
+    assert "INFO" not in output
+    assert list(folder.iterdir()) == []
+    (folder / "mlflow.db").write_text("not a database" * 100)
+    assert "does not open" in doctor(folder)[1]["mlflow store"]
+
+
+def test_a_missing_folder_is_named_with_what_creates_it(tmp_path: Path) -> None:
+    code, topics, output = doctor(tmp_path, MLFLOW_TRACKING_URI=f"sqlite:///{tmp_path}/not there/a.db")
+    assert code == 1
+    assert "its folder is missing" in topics["mlflow store"]
+    assert shlex.join(["mkdir", "-p", f"{tmp_path}/not there"]) in output
+
+
 def test_a_server_that_is_away_is_reported_without_its_password(tmp_path: Path) -> None:
     code, topics, output = doctor(tmp_path, MLFLOW_TRACKING_URI="http://someone:secret@127.0.0.1:9")
     assert code == 1

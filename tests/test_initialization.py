@@ -55,6 +55,68 @@ def test_scales_come_from_the_data(gaussian: Small) -> None:
     assert 0 < gaussian.likelihood.noise.item() < square
 
 
+def test_scales_are_those_of_all_entries_not_of_the_first() -> None:
+    n = 30_000
+    y = torch.cat([0.01 * torch.randn(20_000), 100.0 * torch.randn(10_000)]).double()
+    model, likelihood = GPTF(shape=(5, 4, 3), rank=2, num_inducing=4), gpytorch.likelihoods.GaussianLikelihood()
+    indices = torch.stack([torch.randint(d, (n,)) for d in (5, 4, 3)], dim=-1)
+    initialize(CollapsedELBO(likelihood, model, num_data=n), indices, y)
+    assert model.covar_module.outputscale.item() == pytest.approx(float(y.square().mean()), rel=1e-6)
+
+
+def test_a_constant_mean_starts_at_the_mean_and_frozen_parameters_stay() -> None:
+    mean = gpytorch.means.ConstantMean()
+    problem = small(False, mean=mean)
+    problem.likelihood.noise = 0.123
+    problem.likelihood.noise_covar.raw_noise.requires_grad_(False)
+    initialize(problem.mll(), problem.indices, 7.0 + problem.y)
+    assert mean.constant.item() == pytest.approx(7.0 + float(problem.y.mean()), rel=1e-6)
+    assert problem.likelihood.noise.item() == pytest.approx(0.123)
+    labels = small(True, mean=gpytorch.means.ConstantMean())
+    initialize(labels.mll(), labels.indices, labels.y)
+    rate = torch.special.ndtr(labels.model.mean_module.constant).item()
+    assert rate == pytest.approx(float(labels.y.mean()), abs=1e-6)
+
+
+def test_the_noise_stays_within_its_constraint() -> None:
+    problem = small(False)
+    interval = gpytorch.constraints.Interval(1e-4, 0.1)
+    likelihood = gpytorch.likelihoods.GaussianLikelihood(noise_constraint=interval)
+    initialize(CollapsedELBO(likelihood, problem.model, num_data=40), problem.indices, problem.y)
+    assert 1e-4 < likelihood.noise.item() < 0.1
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda y: y[:-1], "one target for each entry"),
+        (lambda y: y[:, None], "one target for each entry"),
+        (lambda y: y * float("nan"), "must be finite"),
+        (lambda y: "y", "tensor or an array"),
+    ],
+)
+def test_bad_targets_are_refused_before_anything_is_set(gaussian: Small, change, message: str) -> None:
+    before = {name: value.clone() for name, value in gaussian.parameters().items()}
+    with pytest.raises(InputError, match=message):
+        initialize(gaussian.mll(), gaussian.indices, change(gaussian.y))
+    for name, value in gaussian.parameters().items():
+        assert torch.equal(value, before[name])
+
+
+def test_restart_works_from_evaluation_mode_and_without_gradients_and_with_weights(either: Small) -> None:
+    either.model.eval()
+    weights = torch.linspace(0.5, 1.5, 40, dtype=torch.float64)
+    mll = either.mll()
+    with torch.no_grad():
+        bounds = restart(
+            mll, either.indices, either.y, restarts=2, train=lambda m: few_steps(m, either), weights=weights
+        )
+        kept = mll(either.model.train()(either.indices), either.y, weights=weights).item()
+    assert kept == pytest.approx(max(bounds), rel=1e-9)
+    assert int(either.model.variational_strategy.stamp) != 0
+    assert sum(term.item() for term in mll.terms.values()) / 40 == pytest.approx(max(bounds), rel=1e-9)
+
+
 def test_a_start_is_invariant_to_the_unit_of_the_targets(gaussian: Small) -> None:
     bounds = []
     for unit in (1.0, 1000.0):
@@ -113,7 +175,7 @@ def test_restarts_keep_the_best_bound(either: Small) -> None:
     with torch.no_grad():
         kept = mll(either.model.train()(either.indices), either.y).item()
     assert kept == pytest.approx(max(bounds), rel=1e-9)
-    with pytest.raises(InputError, match="restarts must be at least 1"):
+    with pytest.raises(InputError, match="restarts must be an integer of at least 1"):
         restart(mll, either.indices, either.y, restarts=0)
 
 

@@ -44,12 +44,23 @@ def test_a_mode_that_does_not_vary_is_not_relevant() -> None:
 
 def test_relevance_needs_a_kernel_that_knows_its_modes() -> None:
     model = GPTF(shape=(5, 6), rank=2, num_inducing=3, kernel=gpytorch.kernels.MaternKernel())
-    with pytest.raises(InputError, match=r"needs a FactorRBFKernel.*Got MaternKernel"):
+    with pytest.raises(InputError, match=r"needs one FactorRBFKernel.*Got MaternKernel"):
         model.relevance()
 
 
-@pytest.mark.parametrize("ranks", [(), (0,), (2, 0)])
-def test_bad_ranks(ranks: tuple[int, ...]) -> None:
+def test_relevance_of_factors_that_do_not_vary_is_zero_and_of_other_ranks_refused() -> None:
+    model = GPTF(shape=(5, 6), rank=2, num_inducing=3)
+    with torch.no_grad():
+        for table in model.factors.weights:
+            table.zero_()
+    assert model.relevance().tolist() == [0.0, 0.0]
+    other = GPTF(shape=(5, 6), rank=2, num_inducing=3, kernel=FactorRBFKernel((1, 3)))
+    with pytest.raises(InputError, match=r"with the factors' ranks \(2, 2\)"):
+        other.relevance()
+
+
+@pytest.mark.parametrize("ranks", [(), (0,), (2, 0), 2, (1.5,)])
+def test_bad_ranks(ranks: object) -> None:
     with pytest.raises(InputError, match="ranks must be at least 1"):
         FactorRBFKernel(ranks)
 

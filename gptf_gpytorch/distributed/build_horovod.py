@@ -117,11 +117,11 @@ def main(constraint: Path | None, force: bool) -> None:
             f"Got {sys.version_info.major}.{sys.version_info.minor}."
         )
     target = wheel_folder()
+    # The build tools are installed even if the wheel is there: what an environment holds must not depend on the cache.
+    _pip(constraint, "install", *_RUNTIME, *_BUILD)
     if force or not list(target.glob("horovod-*.whl")):
-        _pip(constraint, "install", *_RUNTIME, *_BUILD)
         _build(target, constraint)
     wheel = next(target.glob("horovod-*.whl"))
-    _pip(constraint, "install", *_RUNTIME)
     _pip(None, "install", "--no-deps", "--no-index", "--force-reinstall", str(wheel))
     click.echo(f"installed {wheel}")
 

@@ -2,12 +2,15 @@
 
 import importlib
 import importlib.metadata
+import logging
 import os
 import re
+import shlex
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from urllib.parse import unquote
 
 from gptf_gpytorch.health import Fact, pip_install
 
@@ -38,17 +41,22 @@ def _store() -> Fact:
     """Open the store a run would go to, without creating one that is not there yet."""
     mlflow = importlib.import_module("mlflow")
     uri = str(mlflow.get_tracking_uri())
-    shown = _without_password(uri)
-    file = Path(uri.removeprefix(_SQLITE).partition("?")[0]) if uri.startswith(_SQLITE) else None
+    shown = unquote(_without_password(uri))
+    # An absolute path comes percent-encoded.
+    file = Path(unquote(uri.removeprefix(_SQLITE).partition("?")[0])) if uri.startswith(_SQLITE) else None
     try:
         if file is None or file.exists():
             _open(uri)
             return Fact("mlflow store", f"{shown} opens")
-        if not os.access(file.resolve().parent, os.W_OK):
-            remedy = f"chmod u+w '{file.resolve().parent}', or set MLFLOW_TRACKING_URI"
+        folder = file.resolve().parent
+        if not folder.is_dir():
+            remedy = shlex.join(["mkdir", "-p", str(folder)])
+            return Fact("mlflow store", f"{shown} cannot be created: its folder is missing", "broken", remedy)
+        if not os.access(folder, os.W_OK):
+            remedy = f"{shlex.join(['chmod', 'u+w', str(folder)])}, or set MLFLOW_TRACKING_URI"
             return Fact("mlflow store", f"{shown} cannot be created: not writable", "broken", remedy)
-        with tempfile.TemporaryDirectory() as folder:
-            _open(f"{_SQLITE}{folder}/mlflow.db")
+        with tempfile.TemporaryDirectory() as temporary:
+            _open(f"{_SQLITE}{temporary}/mlflow.db")
         return Fact("mlflow store", f"{shown} will be created by the first run")
     except Exception as error:
         remedy = "set MLFLOW_TRACKING_URI to a store that opens, e.g. sqlite:///mlflow.db"
@@ -59,6 +67,8 @@ def _store() -> Fact:
 
 def _open(uri: str) -> None:
     client = importlib.import_module("mlflow.tracking").MlflowClient
+    logging.getLogger("mlflow").setLevel(logging.ERROR)
+    logging.getLogger("alembic").setLevel(logging.ERROR)
     with _environment(_BOUNDED):
         client(uri).search_experiments(max_results=1)
 

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from gptf_gpytorch.errors import CholeskyError
 from gptf_gpytorch.variational.statistics import GaussianStatistics, ProbitStatistics
 
 
@@ -46,7 +47,7 @@ def theorem_1(statistics: GaussianStatistics, beta: Tensor) -> tuple[GaussianBou
     :math:`K_{BB}`, which is nearly singular at a good start, appears.
     """
     W, c, a2, a3, n, _ = statistics
-    R = torch.linalg.cholesky(identity_plus(beta[..., None, None] * W))  # M = R R'
+    R = _cholesky(identity_plus(beta[..., None, None] * W))  # M = R R'
     Rc = torch.linalg.solve_triangular(R, c.unsqueeze(-1), upper=False)  # [..., p, 1]
     bound = GaussianBound(
         log_det=-_half_log_det(R),
@@ -72,7 +73,7 @@ def theorem_2(statistics: ProbitStatistics, eta: Tensor) -> tuple[ProbitBound, W
     W, log_Phi, a5, a3, _, _ = statistics
     M = identity_plus(W)
     bound = ProbitBound(
-        log_det=-_half_log_det(torch.linalg.cholesky(M)),
+        log_det=-_half_log_det(_cholesky(M)),
         trace=-0.5 * (a3 - _trace(W)),
         fit=log_Phi,
         penalty=-0.5 * eta.square().sum(-1),
@@ -128,6 +129,17 @@ def _posterior(mean: Tensor, M: Tensor, moment: Tensor) -> WhitenedPosterior:
     return WhitenedPosterior(mean, root, inner)
 
 
+def _cholesky(M: Tensor) -> Tensor:
+    factor: Tensor
+    factor, failed = torch.linalg.cholesky_ex(M)
+    if bool(failed.any()) or not bool(factor.detach().isfinite().all()):
+        raise CholeskyError(
+            "I + beta W must be positive definite. It is not in this precision: a parameter has left its range, or the noise "
+            "is too small; try a larger noise, a larger variational_strategy.jitter_val, fewer inducing points, or float64."
+        )
+    return factor
+
+
 def _trace(matrix: Tensor) -> Tensor:
     return matrix.diagonal(dim1=-2, dim2=-1).sum(-1)
 
@@ -143,7 +155,7 @@ def _root_of_inverse(M: Tensor) -> Tensor:
     With J the reversal of rows, J M J = F F' for a lower F, so M = U U' for the upper triangular U = J F J, and
     C = U^-T is lower triangular.
     """
-    U = torch.linalg.cholesky(M.flip(-2, -1)).flip(-2, -1)
+    U = _cholesky(M.flip(-2, -1)).flip(-2, -1)
     eye = torch.eye(M.size(-1), dtype=M.dtype, device=M.device).expand_as(M)
     inverse: Tensor = torch.linalg.solve_triangular(U, eye, upper=True)
     return inverse.mT

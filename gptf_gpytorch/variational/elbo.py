@@ -1,7 +1,6 @@
 """The collapsed evidence lower bound, as a GPyTorch marginal log likelihood."""
 
 import warnings
-import weakref
 from typing import Any, Literal
 
 import gpytorch
@@ -11,17 +10,16 @@ from torch import Tensor
 
 from gptf_gpytorch.distributed.communicator import Communicator, SingleProcess
 from gptf_gpytorch.distributed.sharded_sum import sharded_sum, total
-from gptf_gpytorch.errors import InputError, LambdaWarning, NumericalError, PrecisionWarning
+from gptf_gpytorch.errors import InputError, LambdaWarning, NumericalError
 from gptf_gpytorch.factors import LatentFactors
+from gptf_gpytorch.variational import checks
 from gptf_gpytorch.variational.bounds import WhitenedPosterior, theorem_1, theorem_2, through_kernel
 from gptf_gpytorch.variational.fixed_point import Solution, fixed_point, newton
+from gptf_gpytorch.variational.paths import PATHS, Maps, Path, choose
 from gptf_gpytorch.variational.statistics import (
-    CurvatureMap,
     CurvatureStatistics,
     EntryShard,
-    GaussianMap,
     GaussianStatistics,
-    ProbitMap,
     ProbitStatistics,
 )
 from gptf_gpytorch.variational.strategy import CollapsedVariationalStrategy, DeferredMultivariateNormal
@@ -49,6 +47,7 @@ class CollapsedELBO(gpytorch.mlls.MarginalLogLikelihood):  # type: ignore[misc]
         :math:`10^{-8} \max(1, N / 10^5)`, and :math:`10^{-3}` in single precision.
     :param lambda_passes: the most maps over all entries that one solve may take. Running out is a
         :class:`~gptf_gpytorch.LambdaWarning`.
+    :param path: how entries are mapped; ``auto`` chooses, and ``model.variational_strategy.path`` says what was chosen.
 
     Example:
         >>> model = GPTF(shape=(20, 10), rank=2, num_inducing=10)
@@ -72,6 +71,7 @@ class CollapsedELBO(gpytorch.mlls.MarginalLogLikelihood):  # type: ignore[misc]
         lambda_solver: Literal["newton", "fixed_point"] = "newton",
         lambda_tolerance: float | None = None,
         lambda_passes: int = 1000,
+        path: Path = "auto",
     ) -> None:
         super().__init__(likelihood, model)
         strategy = getattr(model, "variational_strategy", None)
@@ -85,18 +85,22 @@ class CollapsedELBO(gpytorch.mlls.MarginalLogLikelihood):  # type: ignore[misc]
                 "The likelihood must be a GaussianLikelihood or a ProbitLikelihood: these have collapsed bounds. "
                 f"Got {type(likelihood).__name__}. For others, train the SVGP that to_svgp() returns."
             )
-        if num_data < 1:
-            raise InputError(f"num_data must be at least 1, the number of entries of all workers. Got {num_data}.")
+        num_data = checks.positive_integer("num_data, the number of entries of all workers,", num_data)
         p = strategy.inducing_points.size(-2)
         if p > num_data:
             raise InputError(
                 "There must be at most as many inducing points as entries. "
                 f"Got {p} inducing points for {num_data} entries: use num_inducing={num_data} or fewer."
             )
-        if chunk_size < 1:
-            raise InputError(f"chunk_size must be at least 1. Got {chunk_size}.")
+        chunk_size = checks.positive_integer("chunk_size", chunk_size)
+        lambda_passes = checks.positive_integer("lambda_passes", lambda_passes)
+        if lambda_tolerance is not None and not lambda_tolerance > 0:
+            raise InputError(f"lambda_tolerance must be greater than 0. Got {lambda_tolerance!r}.")
         if lambda_solver not in ("newton", "fixed_point"):
             raise InputError(f"lambda_solver must be 'newton' or 'fixed_point'. Got {lambda_solver!r}.")
+        if path not in PATHS:
+            raise InputError(f"path must be one of {', '.join(PATHS)}. Got {path!r}.")
+        self.path = path
         likelihood.to(device=strategy.inducing_points.device, dtype=strategy.inducing_points.dtype)
         self.num_data = num_data
         self.communicator = SingleProcess() if communicator is None else communicator
@@ -107,10 +111,10 @@ class CollapsedELBO(gpytorch.mlls.MarginalLogLikelihood):  # type: ignore[misc]
         #: How the last lambda was found; None for the Gaussian bound.
         self.solution: Solution | None = None
         # The entries of the last training evaluation, for refresh(). Not part of the module's state.
-        self._shard: EntryShard | None = None
+        self._held: tuple[EntryShard, torch.Size] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_shard": None}
+        return {**self.__dict__, "_held": None}
 
     @property
     def strategy(self) -> CollapsedVariationalStrategy:
@@ -118,80 +122,54 @@ class CollapsedELBO(gpytorch.mlls.MarginalLogLikelihood):  # type: ignore[misc]
         strategy: CollapsedVariationalStrategy = self.model.variational_strategy
         return strategy
 
-    def forward(
-        self, output: DeferredMultivariateNormal, target: Tensor, *, weights: Tensor | None = None, **kwargs: Any
-    ) -> Tensor:
+    def forward(self, output: DeferredMultivariateNormal, target: Tensor, *, weights: Tensor | None = None) -> Tensor:
         """The bound at the present parameters, divided by ``num_data``, `[...]`.
 
         :param output: what the model returned in training mode.
         :param target: the values `[..., n]` of this worker's entries; in {0, 1} for probit.
         :param weights: non-negative weights `[..., n]`; an entry of weight 2 counts as the entry twice.
         """
-        shard = self._check(output, target, weights)
+        shard = self.check(output, target, weights)
         write = self.model.training and torch.is_grad_enabled()
-        bound = self._evaluate(shard, output.batch_shape, write=write)
-        return bound / self.num_data
+        return self._evaluate(shard, output.batch_shape, write=write) / self.num_data
 
     def refresh(self) -> None:
         """Compute q(v) at the present parameters from the entries of the last training evaluation. A collective."""
-        if self._shard is None:
-            raise InputError("refresh() needs the entries of a training evaluation. Got none: evaluate first.")
-        batch_shape = self.strategy._variational_distribution.variational_mean.shape[:-1]
+        if self._held is None:
+            raise InputError(
+                "refresh() needs the entries of a training evaluation with gradients, whose inputs are data and not made "
+                "by a network. Got none: evaluate first."
+            )
         with torch.no_grad():
-            self._evaluate(self._shard, batch_shape, write=True)
+            self._evaluate(*self._held, write=True)
 
-    def _check(self, output: DeferredMultivariateNormal, target: Tensor, weights: Tensor | None) -> EntryShard:
+    def check(self, output: DeferredMultivariateNormal, target: Tensor, weights: Tensor | None = None) -> EntryShard:
         """The entries of an evaluation, or an error that states the rule and what came, before any computation."""
         if not isinstance(output, DeferredMultivariateNormal):
             raise InputError(
                 "CollapsedELBO takes the output of its model in training mode. "
                 f"Got a {type(output).__name__}; call model.train() first."
             )
-        inputs, n = output.inputs, output.inputs.size(-2)
-        if target.shape[-1:] != (n,):
-            raise InputError(
-                f"There must be one target for each entry. Got {n} entries and {list(target.shape)} targets."
-            )
-        if not bool(target.isfinite().all()):
-            place = (~target.isfinite()).nonzero()[0].tolist()
-            raise InputError(f"Targets must be finite. Got {float(target[tuple(place)])} at position {place[-1]}.")
-        if isinstance(self.likelihood, BernoulliLikelihood):
-            odd = (target != 0) & (target != 1)
-            if bool(odd.any()):
-                place = odd.nonzero()[0].tolist()
-                raise InputError(
-                    f"Targets of the probit likelihood must be 0 or 1. "
-                    f"Got {float(target[tuple(place)]):g} at position {place[-1]}."
-                )
-        if weights is not None:
-            if weights.shape[-1:] != (n,):
-                raise InputError(
-                    f"There must be one weight for each entry. Got {n} entries, {list(weights.shape)} weights."
-                )
-            if not bool((weights.isfinite() & (weights >= 0)).all()):
-                raise InputError("Weights must be finite and at least 0. Got one that is not.")
+        if output.strategy is not self.strategy:
+            raise InputError("CollapsedELBO takes the output of its own model. Got another model's.")
+        inputs, n, points = output.inputs, output.inputs.size(-2), self.strategy.inducing_points
+        binary = isinstance(self.likelihood, BernoulliLikelihood)
+        y = checks.targets(target, n, output.batch_shape, binary=binary)
+        v = checks.weights(weights, n, output.batch_shape)
         if output.factors is None:
-            if not inputs.is_floating_point():
-                raise InputError(f"Plain inputs must be floating point. Got {inputs.dtype}.")
-            if not bool(inputs.isfinite().all()):
-                raise InputError("Inputs must be finite. Got NaN or infinity.")
+            checks.plain_inputs(inputs, points.size(-1))
             if inputs.requires_grad and self.communicator.size > 1:
                 raise InputError("Inputs that need a gradient are for one process. Got them with more workers.")
-        dtype = self.strategy.inducing_points.dtype
-        if dtype != torch.float64:
-            warnings.warn(
-                f"The bound is computed in {dtype}. Its terms cancel where the noise is small or inducing points "
-                "are close, and single precision then has no correct digits left: use model.double().",
-                PrecisionWarning,
-                stacklevel=4,
-            )
-        return EntryShard(inputs, target, weights, output.factors, self.chunk_size)
+        checks.precision(points.dtype)
+        return EntryShard(inputs, y, v, output.factors, self.chunk_size, points.device, points.dtype)
 
     def _evaluate(self, shard: EntryShard, batch_shape: torch.Size, *, write: bool) -> Tensor:
         """The bound, undivided, with its terms kept in ``self.terms``; q(v) is written if ``write``."""
         K_BB, L = self.strategy.factor(may_raise_jitter=write)
+        maps = choose(self.path, self.model, self.strategy.inducing_points, L, batch_shape, shard)
+        self.strategy.path = maps.path
         evaluate = self._probit if isinstance(self.likelihood, BernoulliLikelihood) else self._gaussian
-        terms, posterior = evaluate(shard, batch_shape, L)
+        terms, posterior = evaluate(shard, maps, batch_shape)
         factors = [module for module in self.model.modules() if isinstance(module, LatentFactors)]
         if factors:
             terms["factor_prior"] = torch.stack([module.log_prior() for module in factors]).sum()
@@ -201,59 +179,54 @@ class CollapsedELBO(gpytorch.mlls.MarginalLogLikelihood):  # type: ignore[misc]
         added = [term.loss() for term in self.model.added_loss_terms()]
         if added:
             terms["added_loss"] = -self.num_data * torch.stack(added).sum()
+        bound = sum(terms.values(), start=L.new_zeros(batch_shape))
+        if not bool(bound.isfinite().all()):
+            bad = [name for name, term in terms.items() if not bool(term.isfinite().all())]
+            raise NumericalError(
+                f"The bound must be finite. Got NaN or infinity in {', '.join(bad) or 'the sum of its terms'}: a parameter has "
+                "left its range; take a smaller step, or start again from the last good state."
+            )
         self.terms = {name: term.detach() for name, term in terms.items()}
         if write:
-            self._shard = shard
-            method = weakref.WeakMethod(self.refresh)
-            alone = self.communicator.size == 1
-            self.strategy.write(posterior, (lambda: _call(method)) if alone else None)
-        bound = sum(terms.values(), start=L.new_zeros(batch_shape))
+            # Inputs that a network made are its output at old parameters: nothing to refresh from.
+            self._held = None if shard.inputs.requires_grad else (shard, batch_shape)
+            alone = self.communicator.size == 1 and self._held is not None
+            self.strategy.write(posterior, self.likelihood, self.refresh if alone else None)
         return through_kernel(bound, K_BB, L, posterior.inner)
 
-    def _leaves(self, shard: EntryShard) -> list[Tensor]:
-        """What the map uses of the model beside the tables of the shard."""
-        tables = {id(table) for table in shard.tables}
-        return [p for p in self.model.parameters() if p.requires_grad and id(p) not in tables]
-
-    def _gaussian(
-        self, shard: EntryShard, batch_shape: torch.Size, L: Tensor
-    ) -> tuple[dict[str, Tensor], WhitenedPosterior]:
+    def _gaussian(self, shard: EntryShard, maps: Maps, _: torch.Size) -> tuple[dict[str, Tensor], WhitenedPosterior]:
         self.solution = None
-        where = (self.model, self.strategy.inducing_points, L, batch_shape, self._leaves(shard))
-        statistics = GaussianStatistics(*sharded_sum(GaussianMap(*where), shard, self.communicator))
+        statistics = GaussianStatistics(*sharded_sum(maps.gaussian(), shard, self.communicator))
         self._check_sums(statistics)
-        beta = self.likelihood.noise.squeeze(-1).reciprocal()
-        bound, posterior = theorem_1(statistics, beta)
+        bound, posterior = theorem_1(statistics, self.likelihood.noise.squeeze(-1).reciprocal())
         return bound._asdict(), posterior
 
     def _probit(
-        self, shard: EntryShard, batch_shape: torch.Size, L: Tensor
+        self, shard: EntryShard, maps: Maps, batch_shape: torch.Size
     ) -> tuple[dict[str, Tensor], WhitenedPosterior]:
-        where = (self.model, self.strategy.inducing_points, L, batch_shape, self._leaves(shard))
-        self.solution = self._solve(shard, where)
+        self.solution = self._solve(shard, maps, batch_shape)
         eta = self.solution.eta
-        statistics = ProbitStatistics(*sharded_sum(ProbitMap(*where, eta=eta), shard, self.communicator))
+        statistics = ProbitStatistics(*sharded_sum(maps.probit(eta), shard, self.communicator))
         self._check_sums(statistics)
         bound, posterior = theorem_2(statistics, eta)
         return bound._asdict(), posterior
 
-    def _solve(self, shard: EntryShard, where: tuple[Any, ...]) -> Solution:
+    def _solve(self, shard: EntryShard, maps: Maps, batch_shape: torch.Size) -> Solution:
         """lambda, whitened, from the last one that was written."""
-        L, batch_shape = where[2], where[3]
 
         def evaluate(eta: Tensor) -> CurvatureStatistics:
-            return CurvatureStatistics(*total(CurvatureMap(*where, eta=eta), shard, self.communicator))
+            return CurvatureStatistics(*total(maps.curvature(eta), shard, self.communicator))
 
-        start = (
-            self.strategy._variational_distribution.variational_mean.detach().expand(*batch_shape, L.size(-1)).clone()
-        )
+        last = self.strategy._variational_distribution.variational_mean.detach()
+        shape = (*batch_shape, last.size(-1))
+        start = last.expand(shape).clone() if len(last.shape) <= len(shape) else last.new_zeros(shape)
         tolerance = self.lambda_tolerance
         if tolerance is None:
-            tolerance = 1e-8 * max(1.0, self.num_data / 1e5) if L.dtype == torch.float64 else 1e-3
+            tolerance = default_tolerance(self.num_data, last.dtype)
         if self.lambda_solver == "newton":
             solution = newton(evaluate, start, tolerance=tolerance, max_passes=self.lambda_passes)
         else:
-            statistics = ProbitStatistics(*total(ProbitMap(*where, eta=start), shard, self.communicator))
+            statistics = ProbitStatistics(*total(maps.probit(start), shard, self.communicator))
             solution = fixed_point(evaluate, statistics.W, start, tolerance=tolerance, max_passes=self.lambda_passes)
         if not solution.converged:
             warnings.warn(
@@ -279,8 +252,6 @@ class CollapsedELBO(gpytorch.mlls.MarginalLogLikelihood):  # type: ignore[misc]
                 )
 
 
-def _call(method: "weakref.WeakMethod[Any]") -> None:
-    """Call a method if its object still exists."""
-    bound = method()
-    if bound is not None:
-        bound()
+def default_tolerance(num_data: int, dtype: torch.dtype) -> float:
+    """The largest gradient of the bound with respect to eta that counts as solved; rounding grows with the sums."""
+    return 1e-8 * max(1.0, num_data / 1e5) if dtype == torch.float64 else 1e-3

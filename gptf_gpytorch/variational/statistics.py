@@ -14,19 +14,19 @@ from gptf_gpytorch.likelihoods import log_Phi, rho
 
 @dataclass(frozen=True)
 class EntryShard:
-    """The entries that one worker holds: indices or plain inputs, values, and weights if there are any."""
+    """The entries that one worker holds: indices or plain inputs, values, and weights if there are any.
+
+    They may live elsewhere, and in another precision, than the model, whose ``device`` and ``dtype`` they are mapped
+    in; a memory-mapped file will do.
+    """
 
     inputs: Tensor
     y: Tensor
     v: Tensor | None
     factors: LatentFactors | None
     chunk_size: int
-
-    @property
-    def where(self) -> dict[str, Any]:
-        """Where, and in which precision, the entries are mapped."""
-        source = self.inputs if self.factors is None else self.factors[0]
-        return {"device": source.device, "dtype": source.dtype}
+    device: torch.device
+    dtype: torch.dtype
 
     @property
     def tables(self) -> tuple[Tensor, ...]:
@@ -54,32 +54,40 @@ class EntryChunk:
     @cached_property
     def indices(self) -> Tensor:
         """The entries' indices `[n, K]`, or x `[..., n, D]` where there are no factors."""
-        return self.shard.inputs[..., self.rows, :].to(self.shard.where["device"])
+        return self.shard.inputs[..., self.rows, :].to(self.shard.device)
 
     @property
     def y(self) -> Tensor:
         """The entries' values `[..., n]`."""
-        return self.shard.y[..., self.rows].to(**self.shard.where)
+        return self.shard.y[..., self.rows].to(device=self.shard.device, dtype=self.shard.dtype)
+
+    @property
+    def weights(self) -> Tensor | None:
+        """The entries' weights `[..., n]`, None if all are 1."""
+        return (
+            None
+            if self.shard.v is None
+            else self.shard.v[..., self.rows].to(device=self.shard.device, dtype=self.shard.dtype)
+        )
 
     @property
     def v(self) -> Tensor:
         """The entries' weights `[..., n]`."""
-        if self.shard.v is None:
-            return torch.ones_like(self.y)
-        return self.shard.v[..., self.rows].to(**self.shard.where)
+        weights = self.weights
+        return torch.ones_like(self.y) if weights is None else weights
 
     def gather(self) -> Tensor:
         """X `[..., n, D]`, without a graph."""
         with torch.no_grad():
             factors = self.shard.factors
-            return self.indices.detach() if factors is None else factors(self.indices)
+            return self.indices.detach().to(self.shard.dtype) if factors is None else factors(self.indices)
 
     def scatter_(self, gradients: Sequence[Tensor | None], dx: Tensor) -> None:
         """Add the gradient of x where x came from: rows of the factors, or rows of the plain inputs."""
         if self.shard.factors is not None:
             self.shard.factors.scatter_(gradients, self.indices, dx)
         elif gradients[0] is not None:
-            gradients[0][..., self.rows, :].add_(dx)
+            gradients[0][..., self.rows, :].add_(dx.to(gradients[0]))
 
 
 class GaussianStatistics(NamedTuple):

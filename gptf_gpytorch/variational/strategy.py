@@ -1,7 +1,7 @@
 """The collapsed variational strategy: inducing points, the optimal q(v) as buffers with a stamp, prediction."""
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any, NoReturn
 
 import gpytorch
@@ -17,17 +17,36 @@ from gptf_gpytorch.errors import (
     StalePosteriorError,
 )
 from gptf_gpytorch.factors import LatentFactors
+from gptf_gpytorch.variational import checks
 from gptf_gpytorch.variational.bounds import WhitenedPosterior
 
 # K_BB is tried with this many jitters, each ten times the one before.
 _JITTERS = 4
 
 
+def _default_jitter(dtype: torch.dtype) -> float:
+    return float(gpytorch.settings.variational_cholesky_jitter.value(dtype=dtype))
+
+
+def _checksum(tensors: Iterable[Tensor]) -> int:
+    """A number, never 0, that changes with any value or with the order of the values.
+
+    It is taken of the values rounded to single precision, so that a change of dtype does not change it.
+    """
+    total = 0
+    for tensor in tensors:
+        if tensor.is_floating_point():
+            bits = tensor.detach().to(torch.float32).contiguous().view(-1).view(torch.int32).to(torch.int64)
+            places = torch.arange(1, bits.numel() + 1, device=bits.device, dtype=torch.int64)
+            total = (total * 1_000_003 + int((bits * (places * 2_654_435_761 | 1)).sum())) % (1 << 62)
+    return total + 1
+
+
 class CollapsedVariationalDistribution(gpytorch.variational.CholeskyVariationalDistribution):  # type: ignore[misc]
     """A Gaussian q(u) whose mean and Cholesky factor are computed, not learned: buffers instead of parameters.
 
-    Everything that GPyTorch does with a Cholesky variational distribution works: prediction, KL, fantasies, and a state
-    dict with the same keys.
+    What GPyTorch does with a Cholesky variational distribution works: prediction, KL, and fantasies (of plain inputs,
+    with the likelihood attached as ``model.likelihood``).
     """
 
     def __init__(self, num_inducing_points: int, batch_shape: torch.Size = torch.Size([]), **kwargs: Any) -> None:  # noqa: B008
@@ -52,6 +71,13 @@ class CollapsedVariationalDistribution(gpytorch.variational.CholeskyVariationalD
         self.variational_mean = prior_dist.mean.detach().clone()
         self.chol_variational_covar = prior_dist.lazy_covariance_matrix.cholesky().to_dense().detach().clone()
 
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        # A batch of data sets gives a batch of q(v), which the constructor cannot know.
+        for name in ("variational_mean", "chol_variational_covar"):
+            if prefix + name in state_dict:
+                setattr(self, name, getattr(self, name).new_empty(state_dict[prefix + name].shape))
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
     def write(self, posterior: WhitenedPosterior) -> None:
         """Take over an optimal q(v), in the batch shape that it has."""
         self.variational_mean = posterior.mean.detach().clone()
@@ -66,8 +92,14 @@ class DeferredMultivariateNormal(MultivariateNormal):  # type: ignore[misc]
     distribution that it stands for, and any use of its moments is an error.
     """
 
-    def __init__(self, inputs: Tensor, factors: LatentFactors | None, batch_shape: torch.Size) -> None:
-        self.inputs, self.factors = inputs, factors
+    def __init__(
+        self,
+        inputs: Tensor,
+        factors: LatentFactors | None,
+        strategy: "CollapsedVariationalStrategy",
+        batch_shape: torch.Size,
+    ) -> None:
+        self.inputs, self.factors, self.strategy = inputs, factors, strategy
         self._batch_shape, self._event_shape = batch_shape, torch.Size([inputs.size(-2)])
         self._validate_args = False
 
@@ -137,25 +169,37 @@ class CollapsedVariationalStrategy(gpytorch.variational.VariationalStrategy):  #
             ).to(inducing_points)
         if not isinstance(variational_distribution, CollapsedVariationalDistribution):
             raise InputError(
-                "variational_distribution must be a CollapsedVariationalDistribution. "
+                "variational_distribution must be a CollapsedVariationalDistribution, or left out. "
                 f"Got {type(variational_distribution).__name__}."
             )
         super().__init__(model, inducing_points, variational_distribution, learn_inducing_locations)
-        if jitter_val is None:
-            jitter_val = float(gpytorch.settings.variational_cholesky_jitter.value(dtype=inducing_points.dtype))
         # Part of the state: predictions need the jitter that q(v) was computed with.
+        self._default_jitter = jitter_val is None
+        jitter_val = _default_jitter(inducing_points.dtype) if jitter_val is None else checks.jitter(jitter_val)
         self.register_buffer("jitter", torch.tensor(jitter_val, dtype=torch.float64))
         self.register_buffer("stamp", torch.zeros((), dtype=torch.int64))
+        #: The path on which the last evaluation mapped its entries.
+        self.path = "not evaluated yet"
         self._refresh: Callable[[], None] | None = None
+        self._likelihood: tuple[gpytorch.likelihoods.Likelihood, int] | None = None
+
+    def extra_repr(self) -> str:
+        """What a printed model says of its strategy."""
+        return f"inducing_points={tuple(self.inducing_points.shape)}, path={self.path!r}"
 
     def __getstate__(self) -> dict[str, Any]:
         # GPyTorch's memo holds graphs, which cannot be copied.
-        return {**self.__dict__, "_refresh": None, "_memoize_cache": {}}
+        return {**self.__dict__, "_refresh": None, "_likelihood": None, "_memoize_cache": {}}
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
         # GPyTorch's memo would keep the old precision and device.
         self._clear_cache()
-        return super()._apply(fn, recurse)
+        before = self.inducing_points.dtype
+        found = super()._apply(fn, recurse)
+        # As GPyTorch's own, the default jitter follows the precision, until a q(v) depends on it.
+        if self._default_jitter and self.inducing_points.dtype != before and not self.stamp.is_meta and not self.stamp:
+            self.jitter.fill_(_default_jitter(self.inducing_points.dtype))
+        return found
 
     # Jitter and the factor of K_BB
 
@@ -166,7 +210,8 @@ class CollapsedVariationalStrategy(gpytorch.variational.VariationalStrategy):  #
 
     @jitter_val.setter
     def jitter_val(self, value: float) -> None:
-        self.jitter.fill_(value)
+        self._default_jitter = False
+        self.jitter.fill_(checks.jitter(value))
 
     def factor(self, *, may_raise_jitter: bool) -> tuple[Tensor, Tensor]:
         """K_BB `[..., p, p]` with its graph, and L without one, L L' = K_BB + jitter.
@@ -185,7 +230,7 @@ class CollapsedVariationalStrategy(gpytorch.variational.VariationalStrategy):  #
                     self.jitter_val = jitter
                     warnings.warn(f"K_BB needed jitter {jitter:g} instead of {asked:g}.", JitterWarning, stacklevel=2)
                 return K_BB, L
-            reached, jitter = jitter, 10.0 * jitter
+            reached, jitter = jitter, max(10.0 * jitter, 1e-10)
         if not bool(K_BB.isfinite().all()):
             raise CholeskyError(
                 "The kernel at the inducing points must be finite. It has NaN or infinity: a parameter has left its "
@@ -211,45 +256,43 @@ class CollapsedVariationalStrategy(gpytorch.variational.VariationalStrategy):  #
 
     # The stamp
 
-    def _state(self) -> Iterator[Tensor]:
-        """The numbers that predictions depend on."""
-        skipped = {
-            f"{prefix}.{name}"
-            for prefix, module in self.model.named_modules()
-            if isinstance(module, gpytorch.likelihoods.Likelihood)
-            for name, _ in (*module.named_parameters(), *module.named_buffers())
-        }
-        for name, tensor in sorted((*self.model.named_parameters(), *self.model.named_buffers())):
-            if tensor.is_floating_point() and name not in skipped:
-                yield tensor.detach()
-
     def checksum(self) -> int:
-        """A number that changes with any of the numbers that predictions depend on.
+        """A number that changes with any of the numbers that predictions depend on."""
+        skipped = {
+            id(tensor)
+            for module in self.model.modules()
+            if isinstance(module, gpytorch.likelihoods.Likelihood)
+            for tensor in (*module.parameters(), *module.buffers())
+        }
+        named = dict((*self.model.named_parameters(), *self.model.named_buffers()))
+        return _checksum(named[name] for name in sorted(named) if id(named[name]) not in skipped)
 
-        It is taken of the values rounded to single precision, so that a change of dtype does not change it.
-        """
-        total = 0
-        for tensor in self._state():
-            bits = tensor.to(torch.float32).contiguous().view(-1).view(torch.int32).to(torch.int64)
-            places = torch.arange(1, bits.numel() + 1, device=bits.device, dtype=torch.int64)
-            total = (total * 1_000_003 + int((bits * (places * 2_654_435_761 | 1)).sum())) % (1 << 62)
-        return total + 1  # never 0, which means that q(v) was not written
-
-    def write(self, posterior: WhitenedPosterior, refresh: Callable[[], None] | None) -> None:
+    def write(
+        self,
+        posterior: WhitenedPosterior,
+        likelihood: gpytorch.likelihoods.Likelihood,
+        refresh: Callable[[], None] | None,
+    ) -> None:
         """Take over q(v) at the present parameters. Called by ``CollapsedELBO`` alone.
 
+        :param likelihood: whose parameters q(v) depends on, too; they are watched as long as this object lives.
         :param refresh: how a later evaluation may bring q(v) up to date by itself, or None.
         """
         self._variational_distribution.write(posterior)
         self.variational_params_initialized.fill_(1)
         self._clear_cache()
         self._refresh = refresh
+        self._likelihood = (likelihood, _checksum(likelihood.parameters()))
         self.stamp.fill_(self.checksum())
 
     @property
     def is_stale(self) -> bool:
-        """Whether the parameters have changed since q(v) was written."""
-        return bool(self.stamp) and int(self.stamp) != self.checksum()
+        """Whether the parameters, of the model or of the likelihood, have changed since q(v) was written."""
+        if not self.stamp:
+            return False
+        if self._likelihood is not None and _checksum(self._likelihood[0].parameters()) != self._likelihood[1]:
+            return True
+        return int(self.stamp) != self.checksum()
 
     def ensure_fresh(self) -> None:
         """Refresh q(v) if this process can, or fail, if the parameters have changed since it was written."""
@@ -260,17 +303,17 @@ class CollapsedVariationalStrategy(gpytorch.variational.VariationalStrategy):  #
         if self.is_stale:
             raise StalePosteriorError(
                 "q(v) must belong to the present parameters, and they have changed since it was computed. "
-                "Call mll.refresh() on all workers after the last step."
+                "Call mll.refresh() on all workers after the last step, and before saving or copying the model."
             )
 
     # GPyTorch's interface
 
     def defer(self, inputs: Tensor, factors: LatentFactors | None = None) -> DeferredMultivariateNormal:
         """The inputs as what ``CollapsedELBO`` takes: x `[..., n, D]`, or indices `[n, K]` of rows of the factors."""
-        shapes = [self.inducing_points.shape[:-2], self._variational_distribution.variational_mean.shape[:-1]]
+        shapes = [self.inducing_points.shape[:-2], self._variational_distribution.batch_shape]
         if factors is None:
             shapes.append(inputs.shape[:-2])
-        return DeferredMultivariateNormal(inputs, factors, torch.broadcast_shapes(*shapes))
+        return DeferredMultivariateNormal(inputs, factors, self, torch.broadcast_shapes(*shapes))
 
     def __call__(self, x: Tensor, prior: bool = False, diag: bool = True, **kwargs: Any) -> MultivariateNormal:
         """q(f) at x; in training mode, x deferred."""

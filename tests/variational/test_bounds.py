@@ -256,6 +256,23 @@ def test_registered_priors_are_counted_as_gpytorch_counts_them(gaussian: Small) 
     assert mll.terms["hyper_prior"].item() == pytest.approx(expected)
 
 
+def test_priors_of_the_likelihood_and_added_losses_count_too(gaussian: Small) -> None:
+    plain = gaussian.mll()(gaussian.model(gaussian.indices), gaussian.y).item()
+    prior = gpytorch.priors.GammaPrior(2.0, 3.0).double()
+    gaussian.likelihood.register_prior("noise_prior", prior, lambda module: module.noise, None)
+    with_prior = gaussian.mll()(gaussian.model(gaussian.indices), gaussian.y).item()
+    assert (with_prior - plain) * N == pytest.approx(prior.log_prob(gaussian.likelihood.noise).item(), rel=1e-9)
+
+    class Loss(gpytorch.mlls.AddedLossTerm):
+        def loss(self) -> torch.Tensor:
+            return torch.tensor(0.25, dtype=torch.float64)
+
+    gaussian.model.register_added_loss_term("extra")
+    gaussian.model.update_added_loss_term("extra", Loss())
+    with_loss = gaussian.mll()(gaussian.model(gaussian.indices), gaussian.y).item()
+    assert with_loss == pytest.approx(with_prior - 0.25, rel=1e-12)
+
+
 def test_the_factor_prior_is_counted_once_even_if_the_factors_are_shared(gaussian: Small) -> None:
     before = gaussian.mll()(gaussian.model(gaussian.indices), gaussian.y).item()
     gaussian.model.another_name = gaussian.model.factors

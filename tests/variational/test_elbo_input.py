@@ -1,6 +1,7 @@
 """What the bound refuses, before any computation, and in which words."""
 
 import gpytorch
+import numpy as np
 import pytest
 import torch
 from conftest import N, Small, small
@@ -22,6 +23,11 @@ def values(**changes: object) -> torch.Tensor:
         (values(_7=float("inf")), "Targets must be finite. Got inf at position 7"),
         (torch.zeros(N - 1), rf"one target for each entry. Got {N} entries and \[{N - 1}\] targets"),
         (torch.zeros(N, 1), r"one target for each entry. Got 40 entries and \[40, 1\] targets"),
+        (torch.zeros(2, N), r"the model's batch shape \[\] or none. Got \[2, 40\]"),
+        (torch.zeros(N, requires_grad=True), "must be data"),
+        (torch.zeros(N, dtype=torch.complex64), "must be real. Got torch.complex64"),
+        (["a"] * N, "must be a tensor or an array of numbers. Got list"),
+        (None, "must be a tensor or an array of numbers. Got NoneType"),
     ],
 )
 def test_bad_targets(either: Small, y: torch.Tensor, message: str) -> None:
@@ -38,9 +44,10 @@ def test_labels_other_than_0_and_1(probit: Small, value: float) -> None:
 @pytest.mark.parametrize(
     ("weights", "message"),
     [
-        (torch.ones(3), r"one weight for each entry. Got 40 entries, \[3\] weights"),
-        (-torch.ones(N), "finite and at least 0"),
-        (torch.full((N,), float("nan")), "finite and at least 0"),
+        (torch.ones(3), r"one weight for each entry. Got 40 entries and \[3\] weights"),
+        (-torch.ones(N), "finite and at least 0. Got -1 at position 0"),
+        (torch.full((N,), float("nan")), "finite and at least 0. Got nan"),
+        (torch.ones(N, requires_grad=True), "must be data"),
     ],
 )
 def test_bad_weights(either: Small, weights: torch.Tensor, message: str) -> None:
@@ -79,9 +86,26 @@ def test_more_inducing_points_than_entries() -> None:
         CollapsedELBO(ProbitLikelihood(), model, num_data=12)
 
 
-@pytest.mark.parametrize("num_inducing", [0, -3, 2.5])
+def test_arrays_and_lists_are_data_too(either: Small) -> None:
+    expected = either.mll()(either.model(either.indices), either.y).item()
+    for convert in (lambda t: t.numpy(), lambda t: t.tolist()):
+        found = either.mll()(either.model(convert(either.indices)), convert(either.y), weights=convert(torch.ones(N)))
+        assert found.item() == pytest.approx(expected, rel=1e-12)
+
+
+def test_the_output_of_another_model_is_refused(either: Small) -> None:
+    with pytest.raises(InputError, match="Got another model's"):
+        either.mll()(small(False).model(either.indices), either.y)
+
+
+def test_an_unknown_option_of_a_call_is_refused(either: Small) -> None:
+    with pytest.raises(TypeError, match="weight"):
+        either.mll()(either.model(either.indices), either.y, weight=torch.ones(N))
+
+
+@pytest.mark.parametrize("num_inducing", [0, -3, 2.5, True, "3"])
 def test_bad_numbers_of_inducing_points(num_inducing: object) -> None:
-    with pytest.raises(InputError, match=f"num_inducing must be an integer of at least 1. Got {num_inducing}"):
+    with pytest.raises(InputError, match=f"num_inducing must be an integer of at least 1. Got {num_inducing!r}"):
         GPTF(shape=(5, 4), rank=2, num_inducing=num_inducing)
 
 
@@ -105,11 +129,51 @@ def test_moments_of_a_model_in_evaluation_mode_are_refused(either: Small) -> Non
 
 
 @pytest.mark.parametrize(
-    "options", [{"num_data": 0}, {"num_data": 9, "chunk_size": 0}, {"num_data": 9, "lambda_solver": "magic"}]
+    "options",
+    [
+        {"num_data": 0},
+        {"num_data": "9"},
+        {"num_data": 9, "chunk_size": 0},
+        {"num_data": 9, "chunk_size": 7.5},
+        {"num_data": 9, "lambda_solver": "magic"},
+        {"num_data": 9, "lambda_tolerance": -1.0},
+        {"num_data": 9, "lambda_tolerance": float("nan")},
+        {"num_data": 9, "lambda_passes": 0},
+        {"num_data": 9, "path": "magic"},
+    ],
 )
 def test_bad_options(options: dict) -> None:
     with pytest.raises(InputError, match=r"must be .* Got"):
         CollapsedELBO(ProbitLikelihood(), GPTF(shape=(5, 4), rank=2, num_inducing=3), **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"kernel": "rbf"}, "must be GPyTorch's. Got str"),
+        ({"kernel": gpytorch.kernels.RBFKernel(ard_num_dims=4)}, "must take the 6 concatenated factors. Got RBFKernel"),
+        ({"kernel": gpytorch.kernels.RBFKernel(batch_shape=torch.Size([3]))}, "without batches"),
+        ({"mean": gpytorch.means.LinearMean(5)}, "must take the 6 concatenated factors.*LinearMean"),
+        ({"shape": 5}, "shape must be integers of at least 1"),
+        ({"rank": 2.5}, "rank must be integers of at least 1"),
+        ({"rank": None}, "rank must be integers of at least 1"),
+    ],
+)
+def test_bad_models(options: dict, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        GPTF(**{"shape": (5, 4, 3), "rank": 2, "num_inducing": 3, **options})
+
+
+def test_numpy_integers_are_integers() -> None:
+    model = GPTF(shape=np.array([5, 4]), rank=np.int64(2), num_inducing=np.int64(3))
+    assert model.factors.shape == (5, 4)
+    assert model(np.array([[4, 3]], dtype=np.uint32)).event_shape == (1,)
+
+
+def test_labels_of_another_kind_are_refused_by_the_likelihood_too() -> None:
+    q = gpytorch.distributions.MultivariateNormal(torch.zeros(2), torch.eye(2))
+    with pytest.raises(InputError, match="must be 0 or 1"):
+        ProbitLikelihood().expected_log_prob(torch.tensor([-1.0, 1.0]), q)
 
 
 def test_every_error_can_be_caught_as_one_of_ours() -> None:

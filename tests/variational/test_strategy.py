@@ -1,6 +1,5 @@
 """The strategy: when q(v) is written, when it is stale, what survives copies and casts, and GPyTorch's contract."""
 
-import gc
 import io
 import pickle
 import unittest
@@ -24,6 +23,7 @@ from gptf_gpytorch import (
     NumericalError,
     ProbitLikelihood,
     StalePosteriorError,
+    to_svgp,
 )
 from gptf_gpytorch.errors import CholeskyError, DeferredPosteriorError, JitterWarning, PrecisionWarning
 
@@ -144,9 +144,8 @@ def test_one_process_refreshes_by_itself_after_a_step(either: Small) -> None:
 @pytest.mark.parametrize("how", ["in place", "through data", "jitter", "lengthscale"])
 def test_without_the_data_a_stale_posterior_is_an_error(either: Small, how: str) -> None:
     trained(either)
-    moments(either.model)
-    gc.collect()  # the bound, and with it the data, is gone
-    model = either.model
+    model = deepcopy(either.model)  # a copy does not hold the data
+    moments(model)
     if how == "in place":
         with torch.no_grad():
             model.factors[0][0, 0] += 1e-3
@@ -192,11 +191,32 @@ def test_a_validation_bound_does_not_write(either: Small, how: str) -> None:
 def test_attaching_a_likelihood_is_not_a_change(gaussian: Small) -> None:
     """Fantasies need model.likelihood."""
     trained(gaussian)
-    gc.collect()
-    gaussian.model.likelihood = gaussian.likelihood
-    gaussian.model.eval()
-    fantasy = gaussian.model.get_fantasy_model(torch.randn(3, 6).double(), torch.randn(3).double())
-    assert isinstance(fantasy, gpytorch.models.ExactGP)
+    model = deepcopy(gaussian.model).eval()
+    model.likelihood = deepcopy(gaussian.likelihood)
+    new = torch.randn(3, 6).double(), torch.randn(3).double()
+    assert isinstance(model.get_fantasy_model(*new), gpytorch.models.ExactGP)
+    model.factors[0].data.add_(1.0)
+    with pytest.raises(StalePosteriorError):
+        model.get_fantasy_model(*new)
+
+
+def test_changing_the_noise_is_a_change(gaussian: Small) -> None:
+    """q(v) depends on it: after training of the likelihood alone predictions must not come from the old noise."""
+    mll = trained(gaussian)
+    before = moments(gaussian.model)[0]
+    gaussian.likelihood.noise = 0.001
+    assert gaussian.model.variational_strategy.is_stale
+    after = moments(gaussian.model)[0]
+    mll.refresh()
+    assert torch.equal(after, moments(gaussian.model)[0])
+    assert (after - before).abs().max() > 1e-4
+
+
+def test_swapping_two_rows_is_a_change(either: Small) -> None:
+    trained(either)
+    with torch.no_grad():
+        either.model.factors[0].copy_(either.model.factors[0].flip(0))
+    assert either.model.variational_strategy.is_stale
 
 
 # Copies, casts and state
@@ -251,8 +271,8 @@ def test_the_bound_can_be_pickled_without_its_data(either: Small) -> None:
 
 def test_a_change_of_precision_is_not_a_change_of_parameters(either: Small) -> None:
     trained(either)
+    either.model = deepcopy(either.model)
     mean, variance = moments(either.model)
-    gc.collect()
     single = moments(either.model.float())
     assert single[0].dtype == torch.float32
     torch.testing.assert_close(single[0].double(), mean, rtol=0, atol=1e-3)
@@ -293,6 +313,18 @@ def test_a_stock_svgp_loads_the_state(either: Small) -> None:
     stock.variational_strategy.jitter_val = either.model.variational_strategy.jitter_val
     with torch.no_grad():
         torch.testing.assert_close(stock.eval()(CELLS).mean, moments(either.model)[0])
+
+
+def test_the_export_learns_inducing_points_only_if_the_source_did() -> None:
+    for learn in (True, False):
+        model = gpytorch.models.ApproximateGP(None)
+        model.variational_strategy = CollapsedVariationalStrategy(
+            model, torch.randn(3, 2), learn_inducing_locations=learn
+        )
+        names = [name for name, _ in to_svgp(model).named_parameters()]
+        assert ("variational_strategy.inducing_points" in names) is learn
+        with pytest.raises(InputError, match="Got VariationalStrategy"):
+            to_svgp(to_svgp(model))
 
 
 def test_the_exported_svgp_trains_further_with_another_likelihood(gaussian: Small) -> None:
@@ -336,9 +368,62 @@ def test_a_kernel_that_no_jitter_saves_is_an_error_that_says_what_to_try(gaussia
         strategy.inducing_points.copy_(strategy.inducing_points[:1].expand(6, -1))
     gaussian.model.covar_module.outputscale = 1e12
     strategy.jitter_val = 1e-12
-    with pytest.raises(CholeskyError, match=r"jitter up to 1e-09. Try fewer inducing points.*jitter_val"):
+    with pytest.raises(CholeskyError, match=r"jitter up to 1e-08. Try fewer inducing points.*jitter_val"):
         gaussian.mll()(gaussian.model(gaussian.indices), gaussian.y)
     assert strategy.jitter_val == 1e-12
+
+
+def test_an_evaluation_that_may_not_write_may_not_raise_the_jitter(gaussian: Small) -> None:
+    strategy = gaussian.model.variational_strategy
+    with torch.no_grad():
+        strategy.inducing_points.copy_(strategy.inducing_points[:1].expand(6, -1))
+    gaussian.model.covar_module.outputscale = 1e6
+    strategy.jitter_val = 1e-12
+    with torch.no_grad(), pytest.raises(CholeskyError, match="jitter up to 1e-12"):
+        gaussian.mll()(gaussian.model(gaussian.indices), gaussian.y)
+    assert strategy.jitter_val == 1e-12
+
+
+def test_a_jitter_of_zero_can_be_raised(gaussian: Small) -> None:
+    strategy = gaussian.model.variational_strategy
+    with torch.no_grad():
+        strategy.inducing_points.copy_(strategy.inducing_points[:1].expand(6, -1))
+    strategy.jitter_val = 0.0
+    with pytest.warns(JitterWarning, match="instead of 0"):
+        gaussian.mll()(gaussian.model(gaussian.indices), gaussian.y)
+
+
+@pytest.mark.parametrize("value", [-1e-3, float("nan"), float("inf"), "a lot"])
+def test_a_jitter_must_be_finite_and_not_negative(gaussian: Small, value: object) -> None:
+    with pytest.raises(InputError, match="jitter_val must be finite and at least 0"):
+        gaussian.model.variational_strategy.jitter_val = value
+
+
+def test_the_default_jitter_follows_the_precision_until_there_is_a_posterior() -> None:
+    points = torch.randn(4, 2)
+    model = Plain(points)
+    assert model.variational_strategy.jitter_val == pytest.approx(1e-4)
+    assert model.double().variational_strategy.jitter_val == pytest.approx(1e-6)
+    chosen = GPTF((5, 4), 2, 3, jitter_val=1e-5)
+    assert chosen.float().variational_strategy.jitter_val == pytest.approx(1e-5)
+
+
+def test_a_bound_that_is_not_finite_is_an_error_and_writes_nothing(gaussian: Small) -> None:
+    mll = trained(gaussian)
+    before = deepcopy(gaussian.model.state_dict())
+    gaussian.likelihood.noise_covar.raw_noise.data.fill_(float("nan"))
+    with pytest.raises(NumericalError):
+        mll(gaussian.model(gaussian.indices), gaussian.y)
+    for name, value in gaussian.model.state_dict().items():
+        assert torch.equal(value, before[name]), name
+    unused = small(False)
+    with torch.no_grad():
+        unused.model.factors[0][unused.indices[:, 0].max()] = 0.0
+        rows = unused.indices[:, 0] != 4
+        unused.model.factors[0][4] = float("nan")  # no entry uses it, but its prior does
+    fewer = CollapsedELBO(unused.likelihood, unused.model, num_data=int(rows.sum()))
+    with pytest.raises(NumericalError, match="factor_prior"):
+        fewer(unused.model(unused.indices[rows]), unused.y[rows])
 
 
 def test_nan_parameters_are_named(either: Small) -> None:
@@ -424,6 +509,31 @@ def test_inputs_may_come_from_a_network() -> None:
         return mll(model(network(data)), y) * 30
 
     assert torch.autograd.gradcheck(bound, list(network.parameters()), eps=1e-6, atol=1e-5)
+    with pytest.raises(InputError, match="not made by a network"):
+        mll.refresh()  # the inputs that were held would be those of the old network
+
+
+@pytest.mark.parametrize(
+    ("x", "message"),
+    [
+        (torch.full((30, 2), float("nan"), dtype=torch.float64), "Inputs must be finite"),
+        (torch.zeros(30, 3, dtype=torch.float64), r"the 2 dimensions of the inducing points. Got \[30, 3\]"),
+        (torch.zeros(30, 2, dtype=torch.long), "must be floating point. Got torch.int64"),
+    ],
+)
+def test_bad_plain_inputs(x: torch.Tensor, message: str) -> None:
+    model = Plain(torch.randn(5, 2, dtype=torch.float64)).double()
+    mll = CollapsedELBO(gpytorch.likelihoods.GaussianLikelihood(), model, num_data=30)
+    with pytest.raises(InputError, match=message):
+        mll(model(x), torch.zeros(30))
+
+
+def test_single_precision_inputs_do_not_make_the_bound_single_precision() -> None:
+    torch.manual_seed(0)
+    model = Plain(torch.randn(5, 2, dtype=torch.float64)).double()
+    x, y = torch.randn(30, 2), 1e6 + torch.randn(30, dtype=torch.float64)
+    mll = CollapsedELBO(gpytorch.likelihoods.GaussianLikelihood(), model, num_data=30)
+    assert mll(model(x), y).item() == mll(model(x.double()), y).item()
 
 
 # GPyTorch's contract
@@ -473,6 +583,11 @@ def test_batches_are_computed_one_by_one() -> None:
     together = CollapsedELBO(likelihood, Plain(points).double(), num_data=20)
     bounds = together(together.model(x), y)
     assert bounds.shape == (3,)
+    fresh = Plain(points).double()
+    fresh.load_state_dict(together.model.state_dict())
+    with torch.no_grad():
+        assert torch.equal(fresh.eval()(x).mean, together.model.eval()(x).mean)
+    assert together(together.model.train()(x[0]), y[0]).shape == ()
     for place in range(3):
         alone = CollapsedELBO(likelihood, Plain(points).double(), num_data=20)
         assert alone(alone.model(x[place]), y[place]).item() == pytest.approx(bounds[place].item(), rel=1e-12)
@@ -481,7 +596,7 @@ def test_batches_are_computed_one_by_one() -> None:
 def test_a_learned_distribution_is_refused() -> None:
     model = gpytorch.models.ApproximateGP(None)
     learned = gpytorch.variational.CholeskyVariationalDistribution(3)
-    with pytest.raises(InputError, match=r"must be a CollapsedVariationalDistribution. Got CholeskyVariational"):
+    with pytest.raises(InputError, match=r"must be a CollapsedVariationalDistribution, or left out. Got CholeskyV"):
         CollapsedVariationalStrategy(model, torch.randn(3, 2), learned)
 
 
