@@ -36,7 +36,7 @@ class Shard(Protocol):
 
 
 class ChunkMap(Protocol):
-    """The map: a chunk and its inputs to a tuple of tensors to be summed, and the way back."""
+    """The map: a chunk to a tuple of tensors to be summed, and the way back."""
 
     @property
     def leaves(self) -> Sequence[Tensor]:
@@ -49,13 +49,13 @@ class ChunkMap(Protocol):
     def zeros(self) -> tuple[Tensor, ...]:
         """What a shard without entries contributes."""
 
-    def __call__(self, chunk: Any, x: Tensor, /) -> tuple[Tensor, ...]:
+    def __call__(self, chunk: Any, /) -> tuple[Tensor, ...]:
         """This chunk's share of the sums, without a graph."""
 
     def pull(
-        self, chunk: Any, x: Tensor, cotangents: Sequence[Tensor], wanted: Sequence[bool], wants_x: bool, /
+        self, chunk: Any, cotangents: Sequence[Tensor], wanted: Sequence[bool], wants_x: bool, /
     ) -> tuple[Sequence[Tensor | None], Tensor | None]:
-        """The gradient of sum(share * cotangent) with respect to the wanted leaves, and to x if it is wanted."""
+        """The gradient of sum(share * cotangent) with respect to the wanted leaves, and to the chunk's x."""
 
 
 def total(map_chunk: ChunkMap, shard: Shard, communicator: Communicator) -> tuple[Tensor, ...]:
@@ -64,7 +64,7 @@ def total(map_chunk: ChunkMap, shard: Shard, communicator: Communicator) -> tupl
     def add(chunks: Sequence[Any]) -> tuple[Tensor, ...]:
         sums = map_chunk.zeros()
         for chunk in chunks:
-            for accumulated, share in zip(sums, map_chunk(chunk, chunk.gather()), strict=True):
+            for accumulated, share in zip(sums, map_chunk(chunk), strict=True):
                 accumulated.add_(share)
         return sums
 
@@ -73,7 +73,7 @@ def total(map_chunk: ChunkMap, shard: Shard, communicator: Communicator) -> tupl
 
 
 def sharded_sum(map_chunk: ChunkMap, shard: Shard, communicator: Communicator) -> tuple[Tensor, ...]:
-    r"""The sum of ``map_chunk(chunk, x)`` over all chunks of all workers, with a gradient.
+    r"""The sum of ``map_chunk(chunk)`` over all chunks of all workers, with a gradient.
 
     Plain autograd would keep every chunk's intermediates until the backward pass, O(N p) numbers. This function keeps
     none: the backward pass maps each chunk again and pulls the gradient of the sums back through it, so memory is
@@ -112,7 +112,7 @@ class _ShardedSum(torch.autograd.Function):
             leaves, tables = gradients[:first_table], gradients[first_table:]
             wants_x = any(needed[first_table:])
             for chunk in chunks:
-                found, dx = map_chunk.pull(chunk, chunk.gather(), cotangents, needed[:first_table], wants_x)
+                found, dx = map_chunk.pull(chunk, cotangents, needed[:first_table], wants_x)
                 for accumulated, share in zip(leaves, found, strict=True):
                     if accumulated is not None and share is not None:
                         accumulated.add_(share)

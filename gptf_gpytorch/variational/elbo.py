@@ -15,6 +15,7 @@ from gptf_gpytorch.factors import LatentFactors
 from gptf_gpytorch.variational import checks
 from gptf_gpytorch.variational.bounds import WhitenedPosterior, theorem_1, theorem_2, through_kernel
 from gptf_gpytorch.variational.fixed_point import Solution, fixed_point, newton
+from gptf_gpytorch.variational.fused import Arena
 from gptf_gpytorch.variational.paths import PATHS, Maps, Path, choose
 from gptf_gpytorch.variational.statistics import (
     CurvatureStatistics,
@@ -67,7 +68,7 @@ class CollapsedELBO(gpytorch.mlls.MarginalLogLikelihood):  # type: ignore[misc]
         num_data: int,
         communicator: Communicator | None = None,
         *,
-        chunk_size: int = 2048,
+        chunk_size: int = 4096,
         lambda_solver: Literal["newton", "fixed_point"] = "newton",
         lambda_tolerance: float | None = None,
         lambda_passes: int = 1000,
@@ -112,9 +113,13 @@ class CollapsedELBO(gpytorch.mlls.MarginalLogLikelihood):  # type: ignore[misc]
         self.solution: Solution | None = None
         # The entries of the last training evaluation, for refresh(). Not part of the module's state.
         self._held: tuple[EntryShard, torch.Size] | None = None
+        self._arena = Arena()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_held": None}
+        return {**self.__dict__, "_held": None, "_arena": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, _arena=Arena())
 
     @property
     def strategy(self) -> CollapsedVariationalStrategy:
@@ -166,7 +171,7 @@ class CollapsedELBO(gpytorch.mlls.MarginalLogLikelihood):  # type: ignore[misc]
     def _evaluate(self, shard: EntryShard, batch_shape: torch.Size, *, write: bool) -> Tensor:
         """The bound, undivided, with its terms kept in ``self.terms``; q(v) is written if ``write``."""
         K_BB, L = self.strategy.factor(may_raise_jitter=write)
-        maps = choose(self.path, self.model, self.strategy.inducing_points, L, batch_shape, shard)
+        maps = choose(self.path, self.model, self.strategy.inducing_points, L, batch_shape, shard, self._arena)
         self.strategy.path = maps.path
         evaluate = self._probit if isinstance(self.likelihood, BernoulliLikelihood) else self._gaussian
         terms, posterior = evaluate(shard, maps, batch_shape)

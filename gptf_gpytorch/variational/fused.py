@@ -20,6 +20,7 @@ import math
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import gpytorch
@@ -47,7 +48,7 @@ _Values = Callable[[Tensor, float, Tensor | None], None]
 
 
 def _rbf(half: Tensor, scale: float, slope: Tensor | None) -> None:
-    half.exp_().mul_(scale)
+    half.exp_()  # the scale is in the exponent already
 
 
 def _matern(nu: float) -> _Values:
@@ -140,14 +141,55 @@ def recognise(model: Any, inducing_points: Tensor) -> StationaryPrior | None:
     return StationaryPrior(name, values, inducing_points, lengthscale.squeeze(-2), outputscale, mean)
 
 
+class Arena:
+    """Memory that outlives an evaluation: each thread's buffers, and kernel chunks up to a fixed budget.
+
+    Fresh memory is slow the first time it is touched, and an evaluation touches a lot of it.
+    """
+
+    def __init__(self, budget: int = CACHE_BYTES) -> None:
+        self._threads = threading.local()
+        self._chunks: dict[tuple[int, ...], dict[str, Tensor]] = {}
+        self._lock, self._left = threading.Lock(), budget
+
+    def buffer(self, name: str, rows: int, columns: int, like: Tensor) -> Tensor:
+        """This thread's buffer of that name; what it held is lost."""
+        held: dict[str, Tensor] = self._threads.__dict__
+        key = f"{name} {like.dtype} {like.device}"
+        if key not in held or held[key].numel() < rows * columns:
+            held[key] = like.new_empty(rows * columns)
+        return held[key][: rows * columns].view(rows, columns)
+
+    def chunk(self, key: tuple[int, ...], shapes: dict[str, tuple[int, int]], like: Tensor) -> dict[str, Tensor] | None:
+        """Tensors that stay with a chunk from one evaluation to the next, or None if the budget is spent."""
+        with self._lock:
+            held = self._chunks.get(key)
+            if (
+                held is None
+                or any(tuple(held[n].shape) != s for n, s in shapes.items())
+                or held["x"].dtype != like.dtype
+            ):
+                size = like.element_size() * sum(rows * columns for rows, columns in shapes.values())
+                if held is not None:
+                    self._left += sum(t.numel() * t.element_size() for t in self._chunks.pop(key).values())
+                if size > self._left:
+                    return None
+                self._left -= size
+                held = self._chunks[key] = {name: like.new_empty(shape) for name, shape in shapes.items()}
+            return held
+
+
 class Workspace:
-    """What the maps of one evaluation share: L^-1, the scaled inducing points, buffers, and kernel chunks kept.
+    """What the maps of one evaluation share: L^-1, the scaled inducing points, and the chunks that were mapped.
 
     :param explicit: whether the way back uses an explicit S; decided from the conditioning if None.
     """
 
-    def __init__(self, prior: StationaryPrior, L: Tensor, explicit: bool | None = None) -> None:
-        self.prior, self.p, self.D = prior, L.size(-1), prior.inducing_points.size(-1)
+    def __init__(self, prior: StationaryPrior, L: Tensor, arena: Arena, explicit: bool | None = None) -> None:
+        self.prior, self.arena = prior, arena
+        self.p, self.D = L.size(-1), prior.inducing_points.size(-1)
+        # Rows beyond the p-th hold the vector that the way back appends, and zeros: products of round sizes are faster.
+        self.rows, self.columns = _round_up(self.p + 1, 8), _round_up(self.D + 2, 4)
         with torch.no_grad():
             eye = torch.eye(self.p, dtype=L.dtype, device=L.device)
             self.L_inv: Tensor = torch.linalg.solve_triangular(L, eye, upper=False)
@@ -159,12 +201,18 @@ class Workspace:
             b = prior.inducing_points.detach() / self.lengthscale
             self.centre = b.mean(0)
             self.b = b - self.centre  # [p, D]
-            ones = torch.ones_like(self.b[:, :1])
-            self.B_aug = torch.cat([self.b, -0.5 * self.b.square().sum(-1, keepdim=True), ones], dim=-1)  # [p, D + 2]
-            self.b_ones = torch.cat([self.b, ones], dim=-1).T.contiguous()  # [D + 1, p]
-        self._buffers = threading.local()
-        self._kept: dict[int, _Features] = {}
-        self._left = CACHE_BYTES
+            self.B_aug = L.new_zeros(self.p, self.columns)  # [b, -|b|^2 / 2, 1, 0]
+            self.B_aug[:, : self.D] = self.b
+            self.B_aug[:, self.D] = -0.5 * self.b.square().sum(-1)
+            if not prior.slope_differs:
+                self.B_aug[:, self.D] += math.log(self.outputscale)  # RBF: exp(log s - d^2 / 2)
+            self.B_aug[:, self.D + 1] = 1.0
+            self.b_ones = L.new_zeros(self.columns, self.p)  # [b, 1, 0]'
+            self.b_ones[: self.D] = self.b.T
+            self.b_ones[self.D] = 1.0
+        self._lower = _Triangle(self.L_inv)
+        self._upper = _Triangle(self.L_inv.T, upper=True)
+        self._mapped: dict[int, _Features] = {}
 
     @property
     def path(self) -> str:
@@ -173,53 +221,74 @@ class Workspace:
 
     def buffer(self, name: str, rows: int, columns: int) -> Tensor:
         """This thread's buffer of that name; what it held is lost."""
-        held: dict[str, Tensor] = self._buffers.__dict__
-        if name not in held or held[name].numel() < rows * columns:
-            held[name] = self.L_inv.new_empty(rows * columns)
-        return held[name][: rows * columns].view(rows, columns)
+        return self.arena.buffer(name, rows, columns, self.L_inv)
 
-    def features(self, chunk: EntryChunk, x: Tensor, *, slope: bool = False, whiten: bool = True) -> "_Features":
-        """The kernel's values at a chunk, and what else is asked for, from what was kept or computed now."""
-        kept = self._kept.get(chunk.rows.start)
-        if kept is not None:
-            return kept
-        n, p, D = x.size(0), self.p, self.D
-        differs = self.prior.slope_differs
-        size = x.element_size() * n * ((2 if differs else 1) * (p + 1) + (0 if self.explicit and not whiten else p))
-        keep = self._left >= size
-        if keep:
-            self._left -= size
-        fresh = self.L_inv.new_empty if keep else None
+    def unwhiten(self, w_bar: Tensor, out: Tensor) -> None:
+        """L^-T w_bar."""
+        self._upper.mm(w_bar, out)
 
-        def matrix(name: str, rows: int) -> Tensor:
-            return self.buffer(name, rows, n) if fresh is None else fresh(rows, n)
-
-        x_aug = matrix("x", D + 2) if fresh is None else self.L_inv.new_empty(D + 2, n)
-        torch.div(x.T, self.lengthscale[:, None], out=x_aug[:D]).sub_(self.centre[:, None])
-        x_aug[D] = 1.0
-        torch.sum(x_aug[:D].square(), 0, out=x_aug[D + 1]).mul_(-0.5)
-        K = matrix("K", p + 1)
-        torch.mm(self.B_aug, x_aug, out=K[:p])
-        H = matrix("H", p) if differs and (slope or keep) else None
+    def features(self, chunk: EntryChunk, *, slope: bool = False, whiten: bool = True) -> "_Features":
+        """The kernel's values at a chunk, and what else is asked for, from this evaluation's memory or computed now."""
+        mapped = self._mapped.get(chunk.rows.start)
+        if mapped is not None:
+            return mapped
+        n, p, D, differs = chunk.rows.stop - chunk.rows.start, self.p, self.D, self.prior.slope_differs
+        shapes = {
+            "x": (self.columns, n),
+            "K": (self.rows, n),
+            "w": (self.rows, n),
+            **({"H": (p, n)} if differs else {}),
+        }
+        kept = self.arena.chunk((chunk.rows.start, n), shapes, self.L_inv)
+        keep = kept is not None
+        held = kept or {name: self.buffer(name, *shape) for name, shape in shapes.items()}
+        x, K, w = held["x"], held["K"], held["w"]
+        torch.div(chunk.gather().T, self.lengthscale[:, None], out=x[:D]).sub_(self.centre[:, None])
+        x[D] = 1.0
+        torch.sum(x[:D].square(), 0, out=x[D + 1]).mul_(-0.5)
+        x[D + 2 :] = 0.0
+        torch.mm(self.B_aug, x, out=K[:p])
+        H = held["H"] if differs and (slope or keep) else None
         self.prior.values(K[:p], self.outputscale, H)
-        w = None
+        K[p:] = 0.0
         if whiten or keep:
-            w = matrix("w", p + 1)
-            torch.mm(self.L_inv, K[:p], out=w[:p])
-        found = _Features(x_aug, K, H if differs else K[:p], w)
+            self._lower.mm(K[:p], w[:p])
+            w[p:] = 0.0
+        found = _Features(x, K, H if differs else K[:p], w if whiten or keep else None)
         if keep:
-            self._kept[chunk.rows.start] = found
+            self._mapped[chunk.rows.start] = found
         return found
 
 
 @dataclass(frozen=True)
 class _Features:
-    """A chunk, mapped: the last row of K and of w is free for the vector that the way back appends."""
+    """A chunk, mapped: rows of K and w from the p-th on are 0, and the p-th is free to be used."""
 
-    x_aug: Tensor  # [D + 2, n]: scaled and centred x, 1, -|x|^2 / 2
-    K: Tensor  # [p + 1, n]
+    x: Tensor  # [D + 2 or more, n]: scaled and centred x, 1, -|x|^2 / 2, 0
+    K: Tensor  # [p + 1 or more, n]
     H: Tensor | None  # [p, n]
-    w: Tensor | None  # [p + 1, n]
+    w: Tensor | None  # [p + 1 or more, n]
+
+
+class _Triangle:
+    """Products with a triangular matrix, by blocks of rows that skip most of its zeros."""
+
+    def __init__(self, matrix: Tensor, *, upper: bool = False, block: int = 32) -> None:
+        p = matrix.size(-1)
+        edges = [*range(0, p - block // 2, block), p] if p > block else [0, p]
+        self._parts = []
+        for first, last in pairwise(edges):
+            columns = slice(first, p) if upper else slice(0, last)
+            self._parts.append((slice(first, last), columns, matrix[first:last, columns].contiguous()))
+
+    def mm(self, right: Tensor, out: Tensor) -> None:
+        """The product `[p, n]`."""
+        for rows, columns, part in self._parts:
+            torch.mm(part, right[columns], out=out[rows])
+
+
+def _round_up(number: int, multiple: int) -> int:
+    return -(-number // multiple) * multiple
 
 
 def _gram(w: Tensor) -> Tensor:
@@ -238,13 +307,22 @@ class FusedMap:
     def __init__(self, workspace: Workspace) -> None:
         self.space = workspace
         self.leaves = workspace.prior.leaves
+        self._left_of: tuple[Tensor, Tensor] | None = None
 
     def _zeros(self, *shape: int) -> Tensor:
         return self.space.L_inv.new_zeros(shape)
 
-    def _residual(self, chunk: EntryChunk) -> Tensor:
-        y = chunk.y
-        return y - self.space.mean if self.space.mean else y
+    def _left(self, G: Tensor, g: Tensor) -> Tensor:
+        """[G + G', g, 0] or, in the explicit form, [S, L^-T g, 0]; the same for all chunks of a way back."""
+        if self._left_of is None or self._left_of[0] is not G:
+            space, p = self.space, self.space.p
+            left = G.new_zeros(p, space.rows)
+            left[:, :p], left[:, p] = G + G.T, g
+            if space.explicit:
+                left[:, :p] = space.L_inv.T @ left[:, :p] @ space.L_inv
+                left[:, p] = space.L_inv.T @ g
+            self._left_of = (G, left)
+        return self._left_of[1]
 
     def _pull(
         self,
@@ -262,31 +340,26 @@ class FusedMap:
         :param trace: the gradient of a3.
         :param mean: the gradient of the constant mean, computed only if there is one.
         """
-        space, p, D = self.space, self.space.p, self.space.D
-        n = row.numel()
-        sym, K_bar = G + G.T, space.buffer("K_bar", p, n)
+        space, p, D, n = self.space, self.space.p, self.space.D, row.numel()
+        K_bar, left = space.buffer("K_bar", p, n), self._left(G, g)
         if space.explicit:
-            left = torch.cat([space.L_inv.T @ sym @ space.L_inv, (space.L_inv.T @ g).unsqueeze(-1)], dim=-1)
             found.K[p] = row
             torch.mm(left, found.K, out=K_bar)
         else:
             assert found.w is not None  # noqa: S101 the whitened form asks for w
             found.w[p] = row
             w_bar = space.buffer("w_bar", p, n)
-            torch.mm(torch.cat([sym, g.unsqueeze(-1)], dim=-1), found.w, out=w_bar)
-            torch.mm(space.L_inv.T, w_bar, out=K_bar)
+            torch.mm(left, found.w, out=w_bar)
+            space.unwhiten(w_bar, K_bar)
         v = chunk.weights
         if v is not None:
             K_bar.mul_(v)
-        d_scale = None
-        if space.prior.slope_differs:
-            d_scale = (K_bar * found.K[:p]).sum()
+        d_scale = (K_bar * found.K[:p]).sum() if space.prior.slope_differs else None
         assert found.H is not None  # noqa: S101 the way back asks for it
-        E = K_bar.mul_(found.H)
-        x = found.x_aug[:D]
-        to_b = E @ found.x_aug[: D + 1].T  # [p, D + 1]: E x, E 1
-        to_x = space.b_ones @ E  # [D + 1, n]: (E' b)', (E' 1)'
-        db = to_b[:, :D] - to_b[:, D:] * space.b  # scaled
+        E, x = K_bar.mul_(found.H), found.x[:D]
+        to_b = E @ found.x.T  # [p, columns]: E x, E 1, ...
+        to_x = space.b_ones @ E  # [columns, n]: (E' b)', (E' 1)', 0
+        db = to_b[:, :D] - to_b[:, D : D + 1] * space.b  # scaled
         dx = to_x[:D].sub_(to_x[D] * x)
         d_lengthscale = -((dx * x).sum(1) + (db * space.b).sum(0)) / space.lengthscale
         if space.prior.lengthscale.numel() == 1:
@@ -311,25 +384,23 @@ class FusedGaussianMap(FusedMap):
         p, zero = self.space.p, self._zeros
         return GaussianStatistics(zero(p, p), zero(p), zero(), zero(), zero(), zero())
 
-    def __call__(self, chunk: EntryChunk, x: Tensor) -> GaussianStatistics:
-        """The statistics of a chunk."""
-        p, r, v = self.space.p, self._residual(chunk), chunk.weights
-        w = self.space.features(chunk, x).w
+    def __call__(self, chunk: EntryChunk) -> GaussianStatistics:
+        """The statistics of a chunk: W, c and a2 are blocks of one Gram matrix, that of w with r as another row."""
+        p, v, w = self.space.p, chunk.weights, self.space.features(chunk).w
         assert w is not None  # noqa: S101
-        w = w[:p]
-        root = w if v is None else w * v.sqrt()
-        vr = r if v is None else v * r
-        n = r.new_tensor(float(r.numel()))
+        w[p] = chunk.y - self.space.mean
+        gram = _gram(w[: p + 1] if v is None else w[: p + 1] * v.sqrt())
+        n = gram.new_tensor(float(w.size(-1)))
         weight = n if v is None else v.sum()
-        return GaussianStatistics(_gram(root), w @ vr, vr @ r, self.space.outputscale * weight, weight, n)
+        return GaussianStatistics(gram[:p, :p], gram[:p, p], gram[p, p], self.space.outputscale * weight, weight, n)
 
     def pull(
-        self, chunk: EntryChunk, x: Tensor, cotangents: Sequence[Tensor], wanted: Sequence[bool], wants_x: bool
+        self, chunk: EntryChunk, cotangents: Sequence[Tensor], wanted: Sequence[bool], wants_x: bool
     ) -> tuple[list[Tensor | None], Tensor | None]:
         """The analytic gradient of a chunk's share."""
         G, g, g2, g3, *_ = cotangents
-        found = self.space.features(chunk, x, slope=True, whiten=not self.space.explicit)
-        r, v, p = self._residual(chunk), chunk.weights, self.space.p
+        found = self.space.features(chunk, slope=True, whiten=not self.space.explicit)
+        r, v, p = chunk.y - self.space.mean, chunk.weights, self.space.p
 
         def mean() -> Tensor:
             drift = (self.space.L_inv.T @ g) @ found.K[:p] + 2.0 * g2 * r
@@ -350,39 +421,32 @@ class FusedProbitMap(FusedMap):
         p, zero = self.space.p, self._zeros
         return ProbitStatistics(zero(p, p), zero(), zero(p), zero(), zero(), zero())
 
-    def _argument(self, chunk: EntryChunk, features: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+    def _argument(self, chunk: EntryChunk, found: _Features) -> tuple[Tensor, Tensor]:
         """The signs s and arguments t = s (mu + eta' w) of a chunk."""
-        s = 2.0 * chunk.y - 1.0
-        f = weights @ features
-        return s, s * (f + self.space.mean if self.space.mean else f)
+        s, p = 2.0 * chunk.y - 1.0, self.space.p
+        f = self.lam @ found.K[:p] if found.w is None else self.eta @ found.w[:p]
+        return s, s * (f + self.space.mean)
 
-    def __call__(self, chunk: EntryChunk, x: Tensor) -> ProbitStatistics:
-        """The statistics of a chunk."""
-        v, w = chunk.weights, self.space.features(chunk, x).w
-        assert w is not None  # noqa: S101
-        w = w[: self.space.p]
-        s, t = self._argument(chunk, w, self.eta)
-        slope, value = s * rho(t), log_Phi(t)
-        root = w if v is None else w * v.sqrt()
-        n = t.new_tensor(float(t.numel()))
-        if v is None:
-            return ProbitStatistics(_gram(root), value.sum(), w @ slope, self.space.outputscale * n, n, n)
-        weight = v.sum()
-        return ProbitStatistics(_gram(root), v @ value, w @ (v * slope), self.space.outputscale * weight, weight, n)
+    def __call__(self, chunk: EntryChunk) -> ProbitStatistics:
+        """The statistics of a chunk: W and a5 are blocks of one Gram matrix, that of w with s rho(t) as another row."""
+        p, v, found = self.space.p, chunk.weights, self.space.features(chunk)
+        s, t = self._argument(chunk, found)
+        assert found.w is not None  # noqa: S101
+        found.w[p] = s * rho(t)
+        value, n = log_Phi(t), t.new_tensor(float(t.numel()))
+        gram = _gram(found.w[: p + 1] if v is None else found.w[: p + 1] * v.sqrt())
+        weight = n if v is None else v.sum()
+        fit = value.sum() if v is None else v @ value
+        return ProbitStatistics(gram[:p, :p], fit, gram[:p, p], self.space.outputscale * weight, weight, n)
 
     def pull(
-        self, chunk: EntryChunk, x: Tensor, cotangents: Sequence[Tensor], wanted: Sequence[bool], wants_x: bool
+        self, chunk: EntryChunk, cotangents: Sequence[Tensor], wanted: Sequence[bool], wants_x: bool
     ) -> tuple[list[Tensor | None], Tensor | None]:
         """The analytic gradient of a chunk's share."""
         G, g_log, _, g3, *_ = cotangents
-        found = self.space.features(chunk, x, slope=True, whiten=not self.space.explicit)
-        p = self.space.p
-        if found.w is None:
-            s, t = self._argument(chunk, found.K[:p], self.lam)
-        else:
-            s, t = self._argument(chunk, found.w[:p], self.eta)
-        slope = s * rho(t)
-        v = chunk.weights
+        found = self.space.features(chunk, slope=True, whiten=not self.space.explicit)
+        s, t = self._argument(chunk, found)
+        slope, v = s * rho(t), chunk.weights
 
         def mean() -> Tensor:
             return g_log * (slope if v is None else v * slope).sum()
@@ -397,12 +461,12 @@ class FusedCurvatureMap(FusedProbitMap):
         """The statistics of no entries."""
         return CurvatureStatistics(self._zeros(), self._zeros(self.space.p), self._zeros(self.space.p, self.space.p))
 
-    def __call__(self, chunk: EntryChunk, x: Tensor) -> CurvatureStatistics:  # type: ignore[override]
+    def __call__(self, chunk: EntryChunk) -> CurvatureStatistics:  # type: ignore[override]
         """The statistics of a chunk."""
-        v, w = chunk.weights, self.space.features(chunk, x).w
-        assert w is not None  # noqa: S101
-        w = w[: self.space.p]
-        s, t = self._argument(chunk, w, self.eta)
+        v, found = chunk.weights, self.space.features(chunk)
+        s, t = self._argument(chunk, found)
+        assert found.w is not None  # noqa: S101
+        w = found.w[: self.space.p]
         slope, h = slope_and_curvature(t)
         slope, value = s * slope, log_Phi(t)
         if v is not None:

@@ -8,6 +8,7 @@ from torch import Tensor
 from gptf_gpytorch.distributed.sharded_sum import ChunkMap
 from gptf_gpytorch.errors import InputError
 from gptf_gpytorch.variational.fused import (
+    Arena,
     FusedCurvatureMap,
     FusedGaussianMap,
     FusedProbitMap,
@@ -66,17 +67,24 @@ class _Fused:
 
 
 def choose(
-    path: Path, model: Any, inducing_points: Tensor, L: Tensor, batch_shape: torch.Size, shard: EntryShard
+    path: Path,
+    model: Any,
+    inducing_points: Tensor,
+    L: Tensor,
+    batch_shape: torch.Size,
+    shard: EntryShard,
+    arena: Arena,
 ) -> Maps:
     """The maps of one evaluation.
 
     :param path: ``auto``: fused if the prior allows it, with an explicit S if the conditioning does. The others force a
         path, for comparisons: ``generic``, ``whitened`` or ``explicit``.
+    :param arena: memory that the fused maps use again from one evaluation to the next.
     """
     plain = not batch_shape and shard.inputs.dim() == 2 and shard.y.dim() == 1
     prior = recognise(model, inducing_points) if plain and path != "generic" else None
     if prior is not None:
-        return _Fused(Workspace(prior, L, {"whitened": False, "explicit": True}.get(path)))
+        return _Fused(Workspace(prior, L, arena, {"whitened": False, "explicit": True}.get(path)))
     if path in ("whitened", "explicit"):
         raise InputError(
             f"path='{path}' needs a KernelPrior model with an RBF or Matern kernel, a zero or constant mean and no batch. "

@@ -144,16 +144,16 @@ class GenericMap:
         """The share of a chunk, with a graph."""
         raise NotImplementedError
 
-    def __call__(self, chunk: EntryChunk, x: Tensor) -> tuple[Tensor, ...]:
+    def __call__(self, chunk: EntryChunk) -> tuple[Tensor, ...]:
         """The share of a chunk."""
-        return self.statistics(chunk, x)
+        return self.statistics(chunk, chunk.gather())
 
     def pull(
-        self, chunk: EntryChunk, x: Tensor, cotangents: Sequence[Tensor], wanted: Sequence[bool], wants_x: bool
+        self, chunk: EntryChunk, cotangents: Sequence[Tensor], wanted: Sequence[bool], wants_x: bool
     ) -> tuple[Sequence[Tensor | None], Tensor | None]:
         """Map again with a graph, and differentiate the inner product with the cotangents."""
         with torch.enable_grad():
-            x = x.requires_grad_(wants_x)
+            x = chunk.gather().requires_grad_(wants_x)
             shares = self.statistics(chunk, x)
             # A share may lack batch dimensions that the sums have, so the product broadcasts.
             pairs = [(s * c).sum() for s, c in zip(shares, cotangents, strict=True) if s.requires_grad]
