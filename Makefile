@@ -35,6 +35,11 @@ format: $(INSTALLED) ## let ruff rewrite the code
 horovod: $(HOROVOD) ## build (once, into the user cache), install and prove Horovod with two workers
 	$(VENV)/bin/horovodrun -np 2 --gloo $(PYTHON_BIN) tests/distributed/allreduce.py
 
+.PHONY: bench
+bench: $(INSTALLED) ## time the bound against its peers and the GEMM floor; writes experiments/results
+	$(PYTHON_BIN) experiments/benchmarks/evaluation.py
+	$(PYTHON_BIN) experiments/benchmarks/scaling.py
+
 .PHONY: lock
 lock: $(INSTALLED) $(HOROVOD) ## write what the environment holds now to constraints.txt
 	{ echo '# Everything that make and CI install. Written by `make lock`.'; \

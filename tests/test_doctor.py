@@ -52,6 +52,7 @@ def test_everything_installed_works(tmp_path: Path) -> None:
         assert topics[name].startswith("ok ")
     assert "1 torch threads" in topics["threads"]
     assert "OMP_NUM_THREADS=1" in topics["threads"]
+    assert "1 chunk at a time" in topics["map"]
     assert topics["BLAS"].split()[2] != "unknown"
     assert list(tmp_path.iterdir()) == [], "doctor must leave nothing behind"
     assert "will be created" in topics["mlflow store"]

@@ -1,12 +1,14 @@
-"""Both cores busy: chunks are dealt to threads, and each thread computes on one core.
+"""All cores busy: chunks are dealt to threads, and each thread computes on one core.
 
 A chunk that fits the cache is too small to be worth splitting between cores inside every operation; a chunk for each
 core is not. torch and NumPy release the interpreter while they compute.
 """
 
 import os
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import cache
 from itertools import pairwise
 from typing import Any, TypeVar
@@ -14,7 +16,66 @@ from typing import Any, TypeVar
 import torch
 from threadpoolctl import ThreadpoolController
 
+from gptf_gpytorch.health import Fact
+
 _Result = TypeVar("_Result")
+
+
+def describe() -> Iterator[Fact]:
+    """How many chunks will be mapped at a time."""
+    count = torch.get_num_threads()
+    yield Fact(
+        "map", f"{count} chunk{'s' if count > 1 else ''} at a time, one core each (set OMP_NUM_THREADS to change it)"
+    )
+
+
+def split(job: Callable[[Sequence[Any]], _Result], chunks: Sequence[Any], threaded: bool) -> Iterator[_Result]:
+    """Run ``job`` on disjoint parts of the chunks that together are all of them, and yield the results in order.
+
+    The number of parts is the number of threads that torch may use (``OMP_NUM_THREADS``, ``torch.set_num_threads``), so
+    the sums that come of it are the same bits at every call with the same setting.
+    """
+    if not threaded or not chunks:
+        yield job(chunks)
+        return
+    with _ONE_CORE_EACH() as cores:
+        threads = min(cores, len(chunks))
+        # Consecutive runs of chunks: neighbours share rows of the factor tables.
+        bounds = [round(place * len(chunks) / threads) for place in range(threads + 1)]
+        parts = [chunks[start:stop] for start, stop in pairwise(bounds)]
+        # This thread takes the first part: with one thread, nothing is handed over.
+        others = [_pool(threads - 1).submit(job, part) for part in parts[1:]]
+        yield job(parts[0])
+        yield from (other.result() for other in others)
+
+
+class _OneCoreEach:
+    """While anyone is inside, torch and the BLAS libraries use one thread for each operation; the last one out restores."""
+
+    def __init__(self) -> None:
+        self._lock, self._inside, self._before = threading.Lock(), 0, 1
+        self._limit: Any = None
+
+    @contextmanager
+    def __call__(self) -> Iterator[int]:
+        """Enter; the value is the number of threads that torch had."""
+        with self._lock:
+            if self._inside == 0:
+                self._before = torch.get_num_threads()
+                self._limit = _libraries().limit(limits=1, user_api="blas")
+                torch.set_num_threads(1)
+            self._inside += 1
+        try:
+            yield self._before
+        finally:
+            with self._lock:
+                self._inside -= 1
+                if self._inside == 0:
+                    self._limit.restore_original_limits()
+                    torch.set_num_threads(self._before)
+
+
+_ONE_CORE_EACH = _OneCoreEach()
 
 
 @cache
@@ -30,28 +91,3 @@ os.register_at_fork(after_in_child=_pool.cache_clear)  # a child has the pool, b
 def _libraries() -> ThreadpoolController:
     """The thread pools of the loaded BLAS libraries; looking for them takes longer than a chunk."""
     return ThreadpoolController()
-
-
-def split(job: Callable[[Sequence[Any]], _Result], chunks: Sequence[Any], threaded: bool) -> Iterator[_Result]:
-    """Run ``job`` on disjoint parts of the chunks that together are all of them, and yield the results in order.
-
-    The number of parts is the number of threads that torch may use (``OMP_NUM_THREADS``, ``torch.set_num_threads``),
-    so the sums that come of it are the same bits at every call with the same setting.
-    """
-    if not threaded or not chunks:
-        yield job(chunks)
-        return
-    before = torch.get_num_threads()
-    threads = min(before, len(chunks))
-    # Consecutive runs of chunks: neighbours share rows of the factor tables.
-    bounds = [round(place * len(chunks) / threads) for place in range(threads + 1)]
-    parts = [chunks[start:stop] for start, stop in pairwise(bounds)]
-    try:
-        torch.set_num_threads(1)
-        with _libraries().limit(limits=1, user_api="blas"):
-            # This thread takes the first part: with one thread, nothing is handed over.
-            others = [_pool(threads - 1).submit(job, part) for part in parts[1:]]
-            yield job(parts[0])
-            yield from (other.result() for other in others)
-    finally:
-        torch.set_num_threads(before)

@@ -171,9 +171,11 @@ class CollapsedELBO(gpytorch.mlls.MarginalLogLikelihood):  # type: ignore[misc]
     def _evaluate(self, shard: EntryShard, batch_shape: torch.Size, *, write: bool) -> Tensor:
         """The bound, undivided, with its terms kept in ``self.terms``; q(v) is written if ``write``."""
         K_BB, L = self.strategy.factor(may_raise_jitter=write)
-        maps = choose(self.path, self.model, self.strategy.inducing_points, L, batch_shape, shard, self._arena)
+        binary = isinstance(self.likelihood, BernoulliLikelihood)
+        points = self.strategy.inducing_points
+        maps = choose(self.path, self.model, points, L, batch_shape, shard, self._arena, binary=binary)
         self.strategy.path = maps.path
-        evaluate = self._probit if isinstance(self.likelihood, BernoulliLikelihood) else self._gaussian
+        evaluate = self._probit if binary else self._gaussian
         terms, posterior = evaluate(shard, maps, batch_shape)
         factors = [module for module in self.model.modules() if isinstance(module, LatentFactors)]
         if factors:

@@ -19,7 +19,7 @@ well-conditioned K_BB.
 import math
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
@@ -183,9 +183,18 @@ class Workspace:
     """What the maps of one evaluation share: L^-1, the scaled inducing points, and the chunks that were mapped.
 
     :param explicit: whether the way back uses an explicit S; decided from the conditioning if None.
+    :param many_passes: whether the whitened features will be needed again before the way back, as they are for lambda.
     """
 
-    def __init__(self, prior: StationaryPrior, L: Tensor, arena: Arena, explicit: bool | None = None) -> None:
+    def __init__(
+        self,
+        prior: StationaryPrior,
+        L: Tensor,
+        arena: Arena,
+        *,
+        explicit: bool | None = None,
+        many_passes: bool = False,
+    ) -> None:
         self.prior, self.arena = prior, arena
         self.p, self.D = L.size(-1), prior.inducing_points.size(-1)
         # Rows beyond the p-th hold the vector that the way back appends, and zeros: products of round sizes are faster.
@@ -195,6 +204,7 @@ class Workspace:
             self.L_inv: Tensor = torch.linalg.solve_triangular(L, eye, upper=False)
             self.condition = float(L.square().sum() * self.L_inv.square().sum())
             self.explicit = self.condition <= EXPLICIT_CONDITION if explicit is None else explicit
+            self.keeps_w = many_passes or not self.explicit
             self.lengthscale = prior.lengthscale.detach().expand(self.D)
             self.outputscale = float(prior.outputscale)
             self.mean = 0.0 if prior.mean is None else float(prior.mean)
@@ -233,16 +243,13 @@ class Workspace:
         if mapped is not None:
             return mapped
         n, p, D, differs = chunk.rows.stop - chunk.rows.start, self.p, self.D, self.prior.slope_differs
-        shapes = {
-            "x": (self.columns, n),
-            "K": (self.rows, n),
-            "w": (self.rows, n),
-            **({"H": (p, n)} if differs else {}),
-        }
+        shapes = {"x": (self.columns, n), "K": (self.rows, n)}
+        shapes |= {"w": (self.rows, n)} if self.keeps_w else {}
+        shapes |= {"H": (p, n)} if differs else {}
         kept = self.arena.chunk((chunk.rows.start, n), shapes, self.L_inv)
         keep = kept is not None
         held = kept or {name: self.buffer(name, *shape) for name, shape in shapes.items()}
-        x, K, w = held["x"], held["K"], held["w"]
+        x, K = held["x"], held["K"]
         torch.div(chunk.gather().T, self.lengthscale[:, None], out=x[:D]).sub_(self.centre[:, None])
         x[D] = 1.0
         torch.sum(x[:D].square(), 0, out=x[D + 1]).mul_(-0.5)
@@ -251,12 +258,14 @@ class Workspace:
         H = held["H"] if differs and (slope or keep) else None
         self.prior.values(K[:p], self.outputscale, H)
         K[p:] = 0.0
-        if whiten or keep:
+        found = _Features(x, K, H if differs else K[:p], None)
+        if whiten or (keep and self.keeps_w):
+            w = held["w"] if self.keeps_w else self.buffer("w", self.rows, n)
             self._lower.mm(K[:p], w[:p])
             w[p:] = 0.0
-        found = _Features(x, K, H if differs else K[:p], w if whiten or keep else None)
+            found = replace(found, w=w)
         if keep:
-            self._mapped[chunk.rows.start] = found
+            self._mapped[chunk.rows.start] = found if self.keeps_w else replace(found, w=None)
         return found
 
 

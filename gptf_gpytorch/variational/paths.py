@@ -74,17 +74,21 @@ def choose(
     batch_shape: torch.Size,
     shard: EntryShard,
     arena: Arena,
+    *,
+    binary: bool,
 ) -> Maps:
     """The maps of one evaluation.
 
     :param path: ``auto``: fused if the prior allows it, with an explicit S if the conditioning does. The others force a
         path, for comparisons: ``generic``, ``whitened`` or ``explicit``.
+    :param binary: whether lambda has to be found first, in several passes.
     :param arena: memory that the fused maps use again from one evaluation to the next.
     """
     plain = not batch_shape and shard.inputs.dim() == 2 and shard.y.dim() == 1
     prior = recognise(model, inducing_points) if plain and path != "generic" else None
     if prior is not None:
-        return _Fused(Workspace(prior, L, arena, {"whitened": False, "explicit": True}.get(path)))
+        explicit = {"whitened": False, "explicit": True}.get(path)
+        return _Fused(Workspace(prior, L, arena, explicit=explicit, many_passes=binary))
     if path in ("whitened", "explicit"):
         raise InputError(
             f"path='{path}' needs a KernelPrior model with an RBF or Matern kernel, a zero or constant mean and no batch. "

@@ -1,0 +1,81 @@
+"""One evaluation of the bound and its gradient: ours, the peers and the GEMM floor, interleaved in one run.
+
+python experiments/benchmarks/evaluation.py [--entries 200000] [--inducing 100] [--rounds 5]
+"""
+
+from typing import Any
+
+import click
+import common
+import peers
+import torch
+
+
+@click.command(help=__doc__)
+@click.option("--entries", default=200_000, show_default=True)
+@click.option("--inducing", default=100, show_default=True)
+@click.option("--rounds", default=5, show_default=True)
+def main(entries: int, inducing: int, rounds: int) -> None:
+    """Measure, print ratios, keep the JSON."""
+    indices, y = common.entries(entries)
+    labels = common.entries(entries, binary=True)[1]
+    result: dict[str, Any] = {"entries": entries, "inducing": inducing, "dimensions": 9, "rounds": rounds, "states": {}}
+    ours = {path: common.problem(indices, y, inducing, path=path) for path in ("auto", "whitened", "explicit")}
+    probit = common.problem(indices, labels, inducing, binary=True)
+    for state in ("start", "after 50 L-BFGS steps"):
+        if state != "start":
+            _train(ours["auto"], indices, y)
+            _train(probit, indices, labels)
+            for mll in ours.values():
+                mll.load_state_dict(ours["auto"].state_dict())
+        subjects = {f"ours, {path}": common.evaluation(mll, indices, y) for path, mll in ours.items()}
+        subjects["ours, probit, warm lambda"] = _moving(probit, indices, labels)
+        subjects["naive autograd"] = peers.naive(ours["auto"], indices, y)
+        subjects["GPyTorch SGPR"] = peers.sgpr(ours["auto"], indices, y)
+        subjects["GEMM"] = common.gemm()
+        seconds = common.interleave(subjects, rounds)
+        median = common.medians(seconds)
+        floor = common.floor(entries, inducing, median["GEMM"])
+        result["states"][state] = {
+            "path of auto": ours["auto"].strategy.path,
+            "lambda passes": probit.solution.passes if probit.solution else None,
+            "median seconds": median,
+            "GEMM floor seconds": floor,
+            "times the floor": {name: value / floor for name, value in median.items() if name.startswith("ours")},
+            "auto is faster by": {
+                name: median[name] / median["ours, auto"] for name in ("naive autograd", "GPyTorch SGPR")
+            },
+            "probit against gaussian": median["ours, probit, warm lambda"] / median["ours, auto"],
+        }
+        click.echo(f"{state}: {result['states'][state]}")
+    common.write("evaluation", result)
+
+
+def _train(mll: Any, indices: torch.Tensor, y: torch.Tensor) -> None:
+    optimizer = torch.optim.LBFGS(mll.parameters(), max_iter=50, max_eval=100, line_search_fn="strong_wolfe")
+
+    def closure() -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = -mll(mll.model.train()(indices), y)
+        loss.backward()
+        return loss
+
+    optimizer.step(closure)
+
+
+def _moving(mll: Any, indices: torch.Tensor, y: torch.Tensor) -> Any:
+    """A probit evaluation after a small step, as in training: lambda has to be found again, from the last one."""
+    run = common.evaluation(mll, indices, y)
+    generator = torch.Generator().manual_seed(0)
+
+    def moved() -> None:
+        with torch.no_grad():
+            for table in mll.model.factors.weights:
+                table.add_(1e-3 * torch.randn(table.shape, generator=generator, dtype=table.dtype))
+        run()
+
+    return moved
+
+
+if __name__ == "__main__":
+    main()

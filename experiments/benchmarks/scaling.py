@@ -1,0 +1,73 @@
+"""Cost and peak memory against the number of entries, each size in a process of its own, sizes interleaved.
+
+python experiments/benchmarks/scaling.py [--sizes 100000,200000,400000,800000,1600000] [--rounds 3]
+"""
+
+import json
+import math
+import resource
+import statistics
+import subprocess
+import sys
+from typing import Any
+
+import click
+import common
+import numpy as np
+import peers
+
+
+@click.command(help=__doc__)
+@click.option("--sizes", default="100000,200000,400000,800000,1600000", show_default=True)
+@click.option("--inducing", default=100, show_default=True)
+@click.option("--rounds", default=3, show_default=True)
+@click.option("--one", default=None, hidden=True)
+def main(sizes: str, inducing: int, rounds: int, one: str | None) -> None:
+    """Measure, print, keep the JSON."""
+    if one is not None:
+        _measure(one, int(sizes), inducing)
+        return
+    numbers = [int(size) for size in sizes.split(",")]
+    found: dict[str, list[dict[str, float]]] = {str(n): [] for n in numbers}
+    for _ in range(rounds):
+        for n in numbers:
+            found[str(n)].append(_child("ours", n, inducing))
+    sgpr = _child("sgpr", 200_000, inducing)
+    seconds = [statistics.median(run["seconds"] for run in found[str(n)]) for n in numbers]
+    memory = [statistics.median(run["growth"] for run in found[str(n)]) for n in numbers]
+    exponent = float(np.polyfit(np.log(numbers), np.log(seconds), 1)[0])
+    per_entry = (memory[-1] - memory[1]) / (numbers[-1] - numbers[1])
+    result: dict[str, Any] = {
+        "entries": numbers,
+        "inducing": inducing,
+        "median seconds": seconds,
+        "exponent": exponent,
+        "peak memory growth, bytes": memory,
+        "bytes an entry beyond the first sizes": per_entry,
+        "SGPR peak memory growth at 200000, bytes": sgpr["growth"],
+        "memory at 200000 against SGPR": memory[numbers.index(200_000)] / sgpr["growth"],
+    }
+    click.echo(json.dumps(result, indent=1))
+    common.write("scaling", result)
+
+
+def _child(subject: str, n: int, inducing: int) -> dict[str, float]:
+    command = [sys.executable, __file__, "--one", subject, "--sizes", str(n), "--inducing", str(inducing)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    found: dict[str, float] = json.loads(done.stdout)
+    return found
+
+
+def _measure(subject: str, n: int, inducing: int) -> None:
+    """One size: the best of three evaluations, and the peak memory beyond the process with its entries."""
+    indices, y = common.entries(n)
+    mll = common.problem(indices, y, inducing)
+    run = common.evaluation(mll, indices, y) if subject == "ours" else peers.sgpr(mll, indices, y)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    seconds = min(common.interleave({"run": run}, 3)["run"])
+    growth = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024
+    print(json.dumps({"seconds": seconds, "growth": max(growth, 0), "log": math.log(n)}))
+
+
+if __name__ == "__main__":
+    main()
