@@ -33,9 +33,11 @@ from gptf_gpytorch.initialization import initialize, restart
 from gptf_gpytorch.kernels import FactorRBFKernel
 from gptf_gpytorch.likelihoods import ProbitLikelihood
 from gptf_gpytorch.models import GPTF, to_svgp
+from gptf_gpytorch.variational.distributions import CollapsedVariationalDistribution
 from gptf_gpytorch.variational.elbo import CollapsedELBO
-from gptf_gpytorch.variational.fused import KernelPrior
-from gptf_gpytorch.variational.strategy import CollapsedVariationalDistribution, CollapsedVariationalStrategy
+from gptf_gpytorch.variational.prediction import Marginals, marginals
+from gptf_gpytorch.variational.stationary import KernelPrior
+from gptf_gpytorch.variational.strategy import CollapsedVariationalStrategy
 from gptf_gpytorch.version import __version__
 
 __all__ = [
@@ -53,6 +55,7 @@ __all__ = [
     "KernelPrior",
     "LambdaWarning",
     "LatentFactors",
+    "Marginals",
     "NumericalError",
     "PrecisionWarning",
     "ProbitLikelihood",
@@ -60,6 +63,7 @@ __all__ = [
     "StalePosteriorError",
     "__version__",
     "initialize",
+    "marginals",
     "restart",
     "to_svgp",
 ]

@@ -13,7 +13,7 @@ from gptf_gpytorch.errors import InputError
 from gptf_gpytorch.factors import LatentFactors
 from gptf_gpytorch.kernels import FactorRBFKernel
 from gptf_gpytorch.variational.checks import positive_integer
-from gptf_gpytorch.variational.fused import KernelPrior
+from gptf_gpytorch.variational.stationary import KernelPrior
 from gptf_gpytorch.variational.strategy import CollapsedVariationalStrategy
 
 _Model = TypeVar("_Model", bound=gpytorch.models.ApproximateGP)

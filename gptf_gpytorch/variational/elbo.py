@@ -14,8 +14,8 @@ from gptf_gpytorch.errors import InputError, LambdaWarning, NumericalError
 from gptf_gpytorch.factors import LatentFactors
 from gptf_gpytorch.variational import checks
 from gptf_gpytorch.variational.bounds import WhitenedPosterior, theorem_1, theorem_2, through_kernel
+from gptf_gpytorch.variational.distributions import DeferredMultivariateNormal
 from gptf_gpytorch.variational.fixed_point import Solution, fixed_point, newton
-from gptf_gpytorch.variational.fused import Arena
 from gptf_gpytorch.variational.paths import PATHS, Maps, Path, choose
 from gptf_gpytorch.variational.statistics import (
     CurvatureStatistics,
@@ -23,7 +23,8 @@ from gptf_gpytorch.variational.statistics import (
     GaussianStatistics,
     ProbitStatistics,
 )
-from gptf_gpytorch.variational.strategy import CollapsedVariationalStrategy, DeferredMultivariateNormal
+from gptf_gpytorch.variational.strategy import CollapsedVariationalStrategy
+from gptf_gpytorch.variational.workspace import Arena
 
 
 class CollapsedELBO(gpytorch.mlls.MarginalLogLikelihood):  # type: ignore[misc]

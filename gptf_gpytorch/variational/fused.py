@@ -16,19 +16,12 @@ product of augmented matrices, :math:`[\tilde b, -\frac12|\tilde b|^2, 1]\,[\til
 well-conditioned K_BB.
 """
 
-import math
-import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from itertools import pairwise
-from typing import Any
 
-import gpytorch
 import numpy as np
 import torch
 from torch import Tensor
 
-from gptf_gpytorch.kernels import FactorRBFKernel
 from gptf_gpytorch.likelihoods import log_Phi, rho
 from gptf_gpytorch.variational.statistics import (
     CurvatureStatistics,
@@ -37,267 +30,7 @@ from gptf_gpytorch.variational.statistics import (
     ProbitStatistics,
     slope_and_curvature,
 )
-
-#: Bytes of kernel chunks that one evaluation may keep for its later passes, whatever N is.
-CACHE_BYTES = 256 * 2**20
-#: Up to this condition number of K_BB the explicit form keeps the digits that the tests ask for.
-EXPLICIT_CONDITION = 1e5
-
-
-_Values = Callable[[Tensor, float, Tensor | None], None]
-
-
-def _rbf(half: Tensor, scale: float, slope: Tensor | None) -> None:
-    half.exp_()  # the scale is in the exponent already
-
-
-def _matern(nu: float) -> _Values:
-    root = math.sqrt(2.0 * nu)
-
-    def values(half: Tensor, scale: float, slope: Tensor | None) -> None:
-        r = half.mul_(-2.0).clamp_(min=1e-30).sqrt_()  # the distance, in place of minus half its square
-        decay = torch.exp(r * -root).mul_(scale)
-        if nu == 0.5:
-            polynomial, derivative = torch.ones_like(r), r.reciprocal()
-        elif nu == 1.5:
-            polynomial, derivative = 1.0 + root * r, torch.full_like(r, 3.0)
-        else:
-            linear = 1.0 + root * r
-            polynomial, derivative = linear + (5.0 / 3.0) * r * r, (5.0 / 3.0) * linear
-        if slope is not None:
-            torch.mul(decay, derivative, out=slope)
-        torch.mul(decay, polynomial, out=half)
-
-    return values
-
-
-@dataclass(frozen=True)
-class StationaryPrior:
-    """A prior that the fused map knows: a stationary ARD kernel and a constant mean.
-
-    :param name: of the kernel.
-    :param values: turns minus half the squared distances into the kernel's values, in place, and writes H to its last
-        argument where that is given; for RBF, H equals the values.
-    """
-
-    name: str
-    values: _Values
-    inducing_points: Tensor  # [p, D]
-    lengthscale: Tensor  # [D] or [1]
-    outputscale: Tensor  # []
-    mean: Tensor | None  # [], None for zero
-
-    @property
-    def slope_differs(self) -> bool:
-        """Whether H is another matrix than K."""
-        return self.name != "RBF"
-
-    @property
-    def leaves(self) -> tuple[Tensor, ...]:
-        """What a gradient is returned for."""
-        return (self.inducing_points, self.lengthscale, self.outputscale, *(() if self.mean is None else (self.mean,)))
-
-
-class KernelPrior:
-    """A model whose prior is its ``mean_module`` and its ``covar_module``, and nothing else.
-
-    A model that inherits this ``forward``, as :class:`~gptf_gpytorch.GPTF` does, takes the fused path where its
-    kernel and mean allow it; a ``forward`` of another kind takes the generic one.
-    """
-
-    covar_module: gpytorch.kernels.Kernel
-    mean_module: gpytorch.means.Mean
-
-    def forward(self, x: Tensor) -> gpytorch.distributions.MultivariateNormal:
-        """The prior at x `[..., n, D]`."""
-        return gpytorch.distributions.MultivariateNormal(self.mean_module(x), self.covar_module(x))
-
-
-def recognise(model: Any, inducing_points: Tensor) -> StationaryPrior | None:
-    """The prior of a model that uses one of the fused kernels and a zero or constant mean, or None.
-
-    Only exact types count: a subclass may compute something else.
-    """
-    if getattr(type(model), "forward", None) is not KernelPrior.forward:
-        return None
-    kernel, outputscale = model.covar_module, inducing_points.new_ones(())
-    if type(kernel) is gpytorch.kernels.ScaleKernel and kernel.active_dims is None:
-        kernel, outputscale = kernel.base_kernel, kernel.outputscale
-    name = "RBF"
-    values: _Values = _rbf
-    if type(kernel) is gpytorch.kernels.MaternKernel and kernel.nu in (0.5, 1.5, 2.5):
-        name, values = f"Matern {kernel.nu}", _matern(kernel.nu)
-    elif type(kernel) not in (gpytorch.kernels.RBFKernel, FactorRBFKernel):
-        return None
-    mean: Tensor | None = None
-    if type(model.mean_module) is gpytorch.means.ConstantMean:
-        mean = model.mean_module.constant
-    elif type(model.mean_module) is not gpytorch.means.ZeroMean:
-        return None
-    lengthscale = kernel.lengthscale
-    plain = kernel.active_dims is None and lengthscale.dim() == 2 and outputscale.dim() == 0
-    if not plain or inducing_points.dim() != 2 or (mean is not None and mean.dim() != 0):
-        return None
-    return StationaryPrior(name, values, inducing_points, lengthscale.squeeze(-2), outputscale, mean)
-
-
-class Arena:
-    """Memory that outlives an evaluation: each thread's buffers, and kernel chunks up to a fixed budget.
-
-    Fresh memory is slow the first time it is touched, and an evaluation touches a lot of it.
-    """
-
-    def __init__(self, budget: int = CACHE_BYTES) -> None:
-        self._threads = threading.local()
-        self._chunks: dict[tuple[int, ...], dict[str, Tensor]] = {}
-        self._lock, self._left = threading.Lock(), budget
-
-    def buffer(self, name: str, rows: int, columns: int, like: Tensor) -> Tensor:
-        """This thread's buffer of that name; what it held is lost."""
-        held: dict[str, Tensor] = self._threads.__dict__
-        key = f"{name} {like.dtype} {like.device}"
-        if key not in held or held[key].numel() < rows * columns:
-            held[key] = like.new_empty(rows * columns)
-        return held[key][: rows * columns].view(rows, columns)
-
-    def chunk(self, key: tuple[int, ...], shapes: dict[str, tuple[int, int]], like: Tensor) -> dict[str, Tensor] | None:
-        """Tensors that stay with a chunk from one evaluation to the next, or None if the budget is spent."""
-        with self._lock:
-            held = self._chunks.get(key)
-            if (
-                held is None
-                or any(tuple(held[n].shape) != s for n, s in shapes.items())
-                or held["x"].dtype != like.dtype
-            ):
-                size = like.element_size() * sum(rows * columns for rows, columns in shapes.values())
-                if held is not None:
-                    self._left += sum(t.numel() * t.element_size() for t in self._chunks.pop(key).values())
-                if size > self._left:
-                    return None
-                self._left -= size
-                held = self._chunks[key] = {name: like.new_empty(shape) for name, shape in shapes.items()}
-            return held
-
-
-class Workspace:
-    """What the maps of one evaluation share: L^-1, the scaled inducing points, and the chunks that were mapped.
-
-    :param explicit: whether the way back uses an explicit S; decided from the conditioning if None.
-    :param many_passes: whether the whitened features will be needed again before the way back, as they are for lambda.
-    """
-
-    def __init__(
-        self,
-        prior: StationaryPrior,
-        L: Tensor,
-        arena: Arena,
-        *,
-        explicit: bool | None = None,
-        many_passes: bool = False,
-    ) -> None:
-        self.prior, self.arena = prior, arena
-        self.p, self.D = L.size(-1), prior.inducing_points.size(-1)
-        # Rows beyond the p-th hold the vector that the way back appends, and zeros: products of round sizes are faster.
-        self.rows, self.columns = _round_up(self.p + 1, 8), _round_up(self.D + 2, 4)
-        with torch.no_grad():
-            eye = torch.eye(self.p, dtype=L.dtype, device=L.device)
-            self.L_inv: Tensor = torch.linalg.solve_triangular(L, eye, upper=False)
-            self.condition = float(L.square().sum() * self.L_inv.square().sum())
-            self.explicit = self.condition <= EXPLICIT_CONDITION if explicit is None else explicit
-            self.keeps_w = many_passes or not self.explicit
-            self.lengthscale = prior.lengthscale.detach().expand(self.D)
-            self.outputscale = float(prior.outputscale)
-            self.mean = 0.0 if prior.mean is None else float(prior.mean)
-            b = prior.inducing_points.detach() / self.lengthscale
-            self.centre = b.mean(0)
-            self.b = b - self.centre  # [p, D]
-            self.B_aug = L.new_zeros(self.p, self.columns)  # [b, -|b|^2 / 2, 1, 0]
-            self.B_aug[:, : self.D] = self.b
-            self.B_aug[:, self.D] = -0.5 * self.b.square().sum(-1)
-            if not prior.slope_differs:
-                self.B_aug[:, self.D] += math.log(self.outputscale)  # RBF: exp(log s - d^2 / 2)
-            self.B_aug[:, self.D + 1] = 1.0
-            self.b_ones = L.new_zeros(self.columns, self.p)  # [b, 1, 0]'
-            self.b_ones[: self.D] = self.b.T
-            self.b_ones[self.D] = 1.0
-        self._lower = _Triangle(self.L_inv)
-        self._upper = _Triangle(self.L_inv.T, upper=True)
-        self._mapped: dict[int, _Features] = {}
-
-    @property
-    def path(self) -> str:
-        """The path in words."""
-        return f"fused {self.prior.name}, {'explicit S' if self.explicit else 'whitened both ways'}"
-
-    def buffer(self, name: str, rows: int, columns: int) -> Tensor:
-        """This thread's buffer of that name; what it held is lost."""
-        return self.arena.buffer(name, rows, columns, self.L_inv)
-
-    def unwhiten(self, w_bar: Tensor, out: Tensor) -> None:
-        """L^-T w_bar."""
-        self._upper.mm(w_bar, out)
-
-    def features(self, chunk: EntryChunk, *, slope: bool = False, whiten: bool = True) -> "_Features":
-        """The kernel's values at a chunk, and what else is asked for, from this evaluation's memory or computed now."""
-        mapped = self._mapped.get(chunk.rows.start)
-        if mapped is not None:
-            return mapped
-        n, p, D, differs = chunk.rows.stop - chunk.rows.start, self.p, self.D, self.prior.slope_differs
-        shapes = {"x": (self.columns, n), "K": (self.rows, n)}
-        shapes |= {"w": (self.rows, n)} if self.keeps_w else {}
-        shapes |= {"H": (p, n)} if differs else {}
-        kept = self.arena.chunk((chunk.rows.start, n), shapes, self.L_inv)
-        keep = kept is not None
-        held = kept or {name: self.buffer(name, *shape) for name, shape in shapes.items()}
-        x, K = held["x"], held["K"]
-        torch.div(chunk.gather().T, self.lengthscale[:, None], out=x[:D]).sub_(self.centre[:, None])
-        x[D] = 1.0
-        torch.sum(x[:D].square(), 0, out=x[D + 1]).mul_(-0.5)
-        x[D + 2 :] = 0.0
-        torch.mm(self.B_aug, x, out=K[:p])
-        H = held["H"] if differs and (slope or keep) else None
-        self.prior.values(K[:p], self.outputscale, H)
-        K[p:] = 0.0
-        found = _Features(x, K, H if differs else K[:p], None)
-        if whiten or (keep and self.keeps_w):
-            w = held["w"] if self.keeps_w else self.buffer("w", self.rows, n)
-            self._lower.mm(K[:p], w[:p])
-            w[p:] = 0.0
-            found = replace(found, w=w)
-        if keep:
-            self._mapped[chunk.rows.start] = found if self.keeps_w else replace(found, w=None)
-        return found
-
-
-@dataclass(frozen=True)
-class _Features:
-    """A chunk, mapped: rows of K and w from the p-th on are 0, and the p-th is free to be used."""
-
-    x: Tensor  # [D + 2 or more, n]: scaled and centred x, 1, -|x|^2 / 2, 0
-    K: Tensor  # [p + 1 or more, n]
-    H: Tensor | None  # [p, n]
-    w: Tensor | None  # [p + 1 or more, n]
-
-
-class _Triangle:
-    """Products with a triangular matrix, by blocks of rows that skip most of its zeros."""
-
-    def __init__(self, matrix: Tensor, *, upper: bool = False, block: int = 32) -> None:
-        p = matrix.size(-1)
-        edges = [*range(0, p - block // 2, block), p] if p > block else [0, p]
-        self._parts = []
-        for first, last in pairwise(edges):
-            columns = slice(first, p) if upper else slice(0, last)
-            self._parts.append((slice(first, last), columns, matrix[first:last, columns].contiguous()))
-
-    def mm(self, right: Tensor, out: Tensor) -> None:
-        """The product `[p, n]`."""
-        for rows, columns, part in self._parts:
-            torch.mm(part, right[columns], out=out[rows])
-
-
-def _round_up(number: int, multiple: int) -> int:
-    return -(-number // multiple) * multiple
+from gptf_gpytorch.variational.workspace import Features, Workspace
 
 
 def _gram(w: Tensor) -> Tensor:
@@ -336,7 +69,7 @@ class FusedMap:
     def _pull(
         self,
         chunk: EntryChunk,
-        found: _Features,
+        found: Features,
         G: Tensor,
         g: Tensor,
         row: Tensor,
@@ -430,7 +163,7 @@ class FusedProbitMap(FusedMap):
         p, zero = self.space.p, self._zeros
         return ProbitStatistics(zero(p, p), zero(), zero(p), zero(), zero(), zero())
 
-    def _argument(self, chunk: EntryChunk, found: _Features) -> tuple[Tensor, Tensor]:
+    def _argument(self, chunk: EntryChunk, found: Features) -> tuple[Tensor, Tensor]:
         """The signs s and arguments t = s (mu + eta' w) of a chunk."""
         s, p = 2.0 * chunk.y - 1.0, self.space.p
         f = self.lam @ found.K[:p] if found.w is None else self.eta @ found.w[:p]

@@ -7,15 +7,10 @@ from torch import Tensor
 
 from gptf_gpytorch.distributed.sharded_sum import ChunkMap
 from gptf_gpytorch.errors import InputError
-from gptf_gpytorch.variational.fused import (
-    Arena,
-    FusedCurvatureMap,
-    FusedGaussianMap,
-    FusedProbitMap,
-    Workspace,
-    recognise,
-)
+from gptf_gpytorch.variational.fused import FusedCurvatureMap, FusedGaussianMap, FusedProbitMap
+from gptf_gpytorch.variational.stationary import recognise
 from gptf_gpytorch.variational.statistics import CurvatureMap, EntryShard, GaussianMap, ProbitMap
+from gptf_gpytorch.variational.workspace import Arena, Workspace
 
 Path = Literal["auto", "generic", "whitened", "explicit"]
 PATHS = ("auto", "generic", "whitened", "explicit")

@@ -7,7 +7,7 @@ from conftest import SHAPE, Small, small
 
 from gptf_gpytorch import GPTF, CollapsedELBO, CollapsedVariationalStrategy, InputError, KernelPrior, initialize
 from gptf_gpytorch.distributed.threads import split
-from gptf_gpytorch.variational import fused
+from gptf_gpytorch.variational.workspace import Arena
 
 KERNELS = {
     "RBF": lambda: None,
@@ -73,7 +73,7 @@ def test_the_explicit_form_is_chosen_where_the_conditioning_allows_it(gaussian: 
 def test_kept_chunks_change_nothing(either: Small, monkeypatch: pytest.MonkeyPatch) -> None:
     found = []
     for budget in (0, 20_000, 10**8):
-        monkeypatch.setattr(fused.Arena.__init__, "__defaults__", (budget,))
+        monkeypatch.setattr(Arena.__init__, "__defaults__", (budget,))
         either.model.variational_strategy._variational_distribution.variational_mean.zero_()
         mll = either.mll(chunk_size=16, path="whitened")
         for _ in range(2):  # the second time in memory that was used before

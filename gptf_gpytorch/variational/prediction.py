@@ -1,0 +1,113 @@
+"""q(f) at many entries: mean and variance, chunk by chunk, without the covariance between entries."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import gpytorch
+import torch
+from torch import Tensor
+
+from gptf_gpytorch.distributed.threads import split
+from gptf_gpytorch.errors import InputError
+from gptf_gpytorch.factors import LatentFactors
+from gptf_gpytorch.variational import checks
+from gptf_gpytorch.variational.stationary import recognise
+from gptf_gpytorch.variational.statistics import EntryChunk, EntryShard
+from gptf_gpytorch.variational.strategy import CollapsedVariationalStrategy
+from gptf_gpytorch.variational.workspace import Arena, Triangle, Workspace
+
+
+class Marginals(NamedTuple):
+    """The moments of q(f), entry by entry."""
+
+    mean: Tensor  # [n]
+    variance: Tensor  # [n]
+
+
+def marginals(model: gpytorch.models.ApproximateGP, inputs: Any, *, chunk_size: int = 4096) -> Marginals:
+    r"""Mean and variance of q(f) at any number of entries, equal to those of ``model.eval()(inputs)``.
+
+    .. math:: \mathrm E f = \mu + m' w, \qquad \mathrm{Var} f = k(x, x) - w' w + w' M^{-1} w
+
+    with the whitened features w of a chunk, so that memory is O(chunk p). q(v) is compared with the parameters once.
+    There is no gradient.
+
+    :param model: a model whose strategy is a :class:`CollapsedVariationalStrategy`; its mode does not matter.
+    :param inputs: indices `[n, K]` if it has factors, else x `[n, D]`.
+    :param chunk_size: entries at a time.
+
+    Example:
+        >>> model = GPTF(shape=(30, 40), rank=2, num_inducing=20)
+        >>> mean, variance = marginals(model, torch.cartesian_prod(torch.arange(30), torch.arange(40)))
+        >>> variance.shape
+        torch.Size([1200])
+
+    """
+    strategy = model.variational_strategy
+    if not isinstance(strategy, CollapsedVariationalStrategy) or strategy.inducing_points.dim() != 2:
+        raise InputError(
+            "marginals() takes a model with a CollapsedVariationalStrategy and inducing points [p, D]. "
+            f"Got {type(strategy).__name__} and {list(strategy.inducing_points.shape)}."
+        )
+    chunk_size = checks.positive_integer("chunk_size", chunk_size)
+    found = getattr(model, "factors", None)
+    factors = found if isinstance(found, LatentFactors) else None
+    points = strategy.inducing_points
+    if factors is not None:
+        inputs = factors.check(inputs)
+    else:
+        inputs = checks.tensor("Inputs", inputs)
+        inputs = inputs.unsqueeze(-1) if inputs.dim() == 1 else inputs
+        checks.plain_inputs(inputs, points.size(-1))
+    shard = EntryShard(inputs, torch.empty(0), None, factors, chunk_size, points.device, points.dtype)
+    strategy.ensure_fresh()
+    was_training = model.training
+    with torch.no_grad():
+        try:
+            model.eval()
+            prior = recognise(model, points)
+            job = _Generic(strategy) if prior is None else _Fused(strategy, prior)
+            parts = [part for found in split(job, shard.chunks(), prior is not None) for part in found]
+        finally:
+            model.train(was_training)
+        means, variances = zip(*parts, strict=True) if parts else ((points.new_empty(0),), (points.new_empty(0),))
+        return Marginals(torch.cat(means), torch.cat(variances))
+
+
+class _Generic:
+    """Any model: GPyTorch's own strategy, a chunk at a time."""
+
+    def __init__(self, strategy: CollapsedVariationalStrategy) -> None:
+        self.strategy = strategy
+
+    def __call__(self, chunks: Sequence[EntryChunk]) -> list[tuple[Tensor, Tensor]]:
+        found = []
+        for chunk in chunks:
+            q = super(CollapsedVariationalStrategy, self.strategy).__call__(chunk.gather())
+            found.append((q.mean, q.variance))
+        return found
+
+
+class _Fused:
+    """Stationary kernels: two triangular products a chunk."""
+
+    def __init__(self, strategy: CollapsedVariationalStrategy, prior: Any) -> None:
+        _, L = strategy.factor(may_raise_jitter=False)
+        q = strategy._variational_distribution
+        self.space = Workspace(prior, L, Arena(0), explicit=False)
+        self.mean, self.root = q.variational_mean, Triangle(q.chol_variational_covar.mT, upper=True)
+        # GPyTorch adds the jitter to the variance of f, too.
+        self.variance = self.space.outputscale + strategy.jitter_val
+
+    def __call__(self, chunks: Sequence[EntryChunk]) -> list[tuple[Tensor, Tensor]]:
+        found = []
+        for chunk in chunks:
+            features = self.space.features(chunk)
+            assert features.w is not None  # noqa: S101
+            w = features.w[: self.space.p]
+            mean = self.mean @ w + self.space.mean
+            spread = self.space.buffer("spread", *w.shape)
+            self.root.mm(w, spread)  # C' w
+            explained = torch.linalg.vecdot(w, w, dim=0) - torch.linalg.vecdot(spread, spread, dim=0)
+            found.append((mean, self.variance - explained))
+        return found
