@@ -20,21 +20,30 @@ RESULTS = Path(__file__).parents[1] / "results"
 SHAPE, RANK = (1000, 500, 800), 3
 
 
-def entries(n: int, *, binary: bool = False, seed: int = 0) -> tuple[Tensor, Tensor]:
+def entries(n: int, *, binary: bool = False, seed: int = 0, shape: tuple[int, ...] = SHAPE) -> tuple[Tensor, Tensor]:
     """Seeded entries whose values are a nonlinear function of hidden factors."""
     generator = torch.Generator().manual_seed(seed)
-    indices = torch.stack([torch.randint(d, (n,), generator=generator) for d in SHAPE], dim=-1)
-    hidden = [torch.randn(d, generator=generator, dtype=torch.float64) for d in SHAPE]
+    indices = torch.stack([torch.randint(d, (n,), generator=generator) for d in shape], dim=-1)
+    hidden = [torch.randn(d, generator=generator, dtype=torch.float64) for d in shape]
     a, b, c = (table[indices[:, mode]] for mode, table in enumerate(hidden))
     f = torch.sin(2.0 * a) * b + c
     noise = torch.randn(n, generator=generator, dtype=torch.float64)
     return indices, (f + noise > 0).double() if binary else f + 0.5 * noise
 
 
-def problem(indices: Tensor, y: Tensor, p: int, *, binary: bool = False, **options: Any) -> CollapsedELBO:
+def problem(
+    indices: Tensor,
+    y: Tensor,
+    p: int,
+    *,
+    binary: bool = False,
+    rank: int = RANK,
+    shape: tuple[int, ...] = SHAPE,
+    **options: Any,
+) -> CollapsedELBO:
     """A model at the default start, and its bound."""
     torch.manual_seed(0)
-    model = GPTF(shape=SHAPE, rank=RANK, num_inducing=p)
+    model = GPTF(shape=shape, rank=rank, num_inducing=p)
     likelihood = ProbitLikelihood() if binary else gpytorch.likelihoods.GaussianLikelihood()
     mll = CollapsedELBO(likelihood, model, num_data=len(y), **options)
     initialize(mll, indices, y)

@@ -108,6 +108,6 @@ class _Fused:
             mean = self.mean @ w + self.space.mean
             spread = self.space.buffer("spread", *w.shape)
             self.root.mm(w, spread)  # C' w
-            explained = torch.linalg.vecdot(w, w, dim=0) - torch.linalg.vecdot(spread, spread, dim=0)
+            explained = w.square_().sub_(spread.square_()).sum(0)
             found.append((mean, self.variance - explained))
         return found
