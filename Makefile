@@ -39,6 +39,7 @@ horovod: $(HOROVOD) ## build (once, into the user cache), install and prove Horo
 bench: $(INSTALLED) ## time the bound against its peers and the GEMM floor; writes experiments/results
 	$(PYTHON_BIN) experiments/benchmarks/evaluation.py
 	$(PYTHON_BIN) experiments/benchmarks/prediction.py
+	$(PYTHON_BIN) experiments/benchmarks/primitives.py
 	$(PYTHON_BIN) experiments/benchmarks/sweep.py
 	$(PYTHON_BIN) experiments/benchmarks/scaling.py
 
