@@ -17,7 +17,7 @@ REGIMES = {
     "long lengthscale": {"lengthscale": 100.0},
     "high precision": {"noise": 1e-6},
     "near-duplicate inducing points": {"duplicate": 1e-7},
-    # Not at noise 1e-6: there the outputscale's gradient has a relative error of 3e-9 on both paths, cause not isolated.
+    # Not at noise 1e-6: there the outputscale's gradient had a relative error of 3e-9 on the generic path, cause not isolated.
     "long lengthscale and high precision": {"lengthscale": 100.0, "noise": 1e-4},
     "small factors": {"scale": 0.1},
     "one class": {"one_class": True},
