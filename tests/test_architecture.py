@@ -31,6 +31,7 @@ ORDER = [
     "variational.statistics",
     "variational.stationary",
     "variational.workspace",
+    "variational.compiled",
     "variational.fused",
     "variational.paths",
     "variational.bounds",
@@ -48,7 +49,11 @@ ORDER = [
     "cli",
     "",
 ]
-HOMES = {"horovod": ("distributed.communicator",), "mlflow": ("tracking", "serving")}
+HOMES = {
+    "horovod": ("distributed.communicator",),
+    "mlflow": ("tracking", "serving"),
+    "numba": ("variational.compiled",),
+}
 
 
 def place(module: str) -> int | None:

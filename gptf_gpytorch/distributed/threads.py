@@ -19,20 +19,33 @@ from threadpoolctl import ThreadpoolController
 from gptf_gpytorch.health import Fact
 
 _Result = TypeVar("_Result")
+_DEFAULT = torch.get_num_threads()
 
 
 def describe() -> Iterator[Fact]:
     """How many chunks will be mapped at a time."""
-    count = torch.get_num_threads()
+    count = available()
     yield Fact(
         "map", f"{count} chunk{'s' if count > 1 else ''} at a time, one core each (set OMP_NUM_THREADS to change it)"
     )
 
 
+def available() -> int:
+    """The number of threads for this worker: what torch was given or, on a machine that Horovod has put several workers
+    on, this worker's share of it.
+
+    A number that was set on purpose (``OMP_NUM_THREADS``, ``torch.set_num_threads``) is each worker's own.
+    """
+    threads, neighbours = torch.get_num_threads(), os.environ.get("HOROVOD_LOCAL_SIZE", "1")
+    if "OMP_NUM_THREADS" in os.environ or threads != _DEFAULT or not neighbours.isdecimal():
+        return threads
+    return max(1, threads // max(1, int(neighbours)))
+
+
 def split(job: Callable[[Sequence[Any]], _Result], chunks: Sequence[Any], threaded: bool) -> Iterator[_Result]:
     """Run ``job`` on disjoint parts of the chunks that together are all of them, and yield the results in order.
 
-    The number of parts is the number of threads that torch may use (``OMP_NUM_THREADS``, ``torch.set_num_threads``), so
+    The number of parts is the number of threads that this worker may use, so
     the sums that come of it are the same bits at every call with the same setting.
     """
     if not threaded or not chunks:
@@ -53,20 +66,20 @@ class _OneCoreEach:
     """While anyone is inside, torch and the BLAS libraries use one thread for each operation; the last one out restores."""
 
     def __init__(self) -> None:
-        self._lock, self._inside, self._before = threading.Lock(), 0, 1
+        self._lock, self._inside, self._before, self._share = threading.Lock(), 0, 1, 1
         self._limit: Any = None
 
     @contextmanager
     def __call__(self) -> Iterator[int]:
-        """Enter; the value is the number of threads that torch had."""
+        """Enter; the value is the number of threads to use."""
         with self._lock:
             if self._inside == 0:
-                self._before = torch.get_num_threads()
+                self._before, self._share = torch.get_num_threads(), available()
                 self._limit = _libraries().limit(limits=1, user_api="blas")
                 torch.set_num_threads(1)
             self._inside += 1
         try:
-            yield self._before
+            yield self._share
         finally:
             with self._lock:
                 self._inside -= 1

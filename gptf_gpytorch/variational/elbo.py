@@ -50,6 +50,7 @@ class CollapsedELBO(gpytorch.mlls.MarginalLogLikelihood):  # type: ignore[misc]
     :param lambda_passes: the most maps over all entries that one solve may take. Running out is a
         :class:`~gptf_gpytorch.LambdaWarning`.
     :param path: how entries are mapped; ``auto`` chooses, and ``model.variational_strategy.path`` says what was chosen.
+    :param compiled: whether the inner loops are compiled (the extra ``fast``): if None, wherever they can be.
 
     Example:
         >>> model = GPTF(shape=(20, 10), rank=2, num_inducing=10)
@@ -74,6 +75,7 @@ class CollapsedELBO(gpytorch.mlls.MarginalLogLikelihood):  # type: ignore[misc]
         lambda_tolerance: float | None = None,
         lambda_passes: int = 1000,
         path: Path = "auto",
+        compiled: bool | None = None,
     ) -> None:
         super().__init__(likelihood, model)
         strategy = getattr(model, "variational_strategy", None)
@@ -102,7 +104,7 @@ class CollapsedELBO(gpytorch.mlls.MarginalLogLikelihood):  # type: ignore[misc]
             raise InputError(f"lambda_solver must be 'newton' or 'fixed_point'. Got {lambda_solver!r}.")
         if path not in PATHS:
             raise InputError(f"path must be one of {', '.join(PATHS)}. Got {path!r}.")
-        self.path = path
+        self.path, self.compiled = path, compiled
         likelihood.to(device=strategy.inducing_points.device, dtype=strategy.inducing_points.dtype)
         self.num_data = num_data
         self.communicator = SingleProcess() if communicator is None else communicator
@@ -174,7 +176,17 @@ class CollapsedELBO(gpytorch.mlls.MarginalLogLikelihood):  # type: ignore[misc]
         K_BB, L = self.strategy.factor(may_raise_jitter=write)
         binary = isinstance(self.likelihood, BernoulliLikelihood)
         points = self.strategy.inducing_points
-        maps = choose(self.path, self.model, points, L, batch_shape, shard, self._arena, binary=binary)
+        maps = choose(
+            self.path,
+            self.model,
+            points,
+            L,
+            batch_shape,
+            shard,
+            self._arena,
+            binary=binary,
+            compiled=self.compiled,
+        )
         self.strategy.path = maps.path
         evaluate = self._probit if binary else self._gaussian
         terms, posterior = evaluate(shard, maps, batch_shape)

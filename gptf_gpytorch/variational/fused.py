@@ -33,14 +33,6 @@ from gptf_gpytorch.variational.statistics import (
 from gptf_gpytorch.variational.workspace import Features, Workspace
 
 
-def _gram(w: Tensor) -> Tensor:
-    """W w', at half the price where the BLAS within reach has a symmetric product."""
-    if w.device.type == "cpu":
-        array = w.numpy()
-        return torch.from_numpy(np.matmul(array, array.T))
-    return w @ w.T
-
-
 class FusedMap:
     """What the fused maps share."""
 
@@ -49,22 +41,28 @@ class FusedMap:
     def __init__(self, workspace: Workspace) -> None:
         self.space = workspace
         self.leaves = workspace.prior.leaves
-        self._left_of: tuple[Tensor, Tensor] | None = None
+        self._left_of: tuple[Tensor, Tensor, Tensor] | None = None
 
     def _zeros(self, *shape: int) -> Tensor:
         return self.space.L_inv.new_zeros(shape)
 
-    def _left(self, G: Tensor, g: Tensor) -> Tensor:
-        """[G + G', g, 0] or, in the explicit form, [S, L^-T g, 0]; the same for all chunks of a way back."""
+    def _gram(self, w: Tensor, weights: Tensor | None) -> Tensor:
+        """The sum of v w w', at half the price where the BLAS within reach has a symmetric product."""
+        if weights is not None:
+            w = torch.mul(w, weights.sqrt(), out=self.space.buffer("root", *w.shape))
+        if w.device.type == "cpu":
+            array = w.numpy()
+            return torch.from_numpy(np.matmul(array, array.T))
+        return w @ w.T
+
+    def _left(self, G: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
+        """G + G' and g or, in the explicit form, S and L^-T g; the same for all chunks of a way back."""
         if self._left_of is None or self._left_of[0] is not G:
-            space, p = self.space, self.space.p
-            left = G.new_zeros(p, space.rows)
-            left[:, :p], left[:, p] = G + G.T, g
-            if space.explicit:
-                left[:, :p] = space.L_inv.T @ left[:, :p] @ space.L_inv
-                left[:, p] = space.L_inv.T @ g
-            self._left_of = (G, left)
-        return self._left_of[1]
+            L_inv, left, column = self.space.L_inv, G + G.T, g
+            if self.space.explicit:
+                left, column = L_inv.T @ left @ L_inv, L_inv.T @ g
+            self._left_of = (G, left, column)
+        return self._left_of[1:]
 
     def _pull(
         self,
@@ -82,40 +80,21 @@ class FusedMap:
         :param trace: the gradient of a3.
         :param mean: the gradient of the constant mean, computed only if there is one.
         """
-        space, p, D, n = self.space, self.space.p, self.space.D, row.numel()
-        K_bar, left = space.buffer("K_bar", p, n), self._left(G, g)
-        if space.explicit:
-            found.K[p] = row
-            torch.mm(left, found.K, out=K_bar)
-        else:
-            assert found.w is not None  # noqa: S101 the whitened form asks for w
-            found.w[p] = row
-            w_bar = space.buffer("w_bar", p, n)
-            torch.mm(left, found.w, out=w_bar)
-            space.unwhiten(w_bar, K_bar)
-        v = chunk.weights
-        if v is not None:
-            K_bar.mul_(v)
-        d_scale = (K_bar * found.K[:p]).sum() if space.prior.slope_differs else None
-        assert found.H is not None  # noqa: S101 the way back asks for it
-        E, x = K_bar.mul_(found.H), found.x[:D]
-        to_b = E @ found.x.T  # [p, columns]: E x, E 1, ...
-        to_x = space.b_ones @ E  # [columns, n]: (E' b)', (E' 1)', 0
-        db = to_b[:, :D] - to_b[:, D : D + 1] * space.b  # scaled
-        dx = to_x[:D].sub_(to_x[D] * x)
-        d_lengthscale = -((dx * x).sum(1) + (db * space.b).sum(0)) / space.lengthscale
+        space, D, v = self.space, self.space.D, chunk.weights
+        pulled = space.back(found, *self._left(G, g), row, v)
+        db = pulled.to_b[:, :D] - pulled.to_b[:, D : D + 1] * space.b  # scaled
+        d_lengthscale = -(pulled.dx_x + (db * space.b).sum(0)) / space.lengthscale
         if space.prior.lengthscale.numel() == 1:
             d_lengthscale = d_lengthscale.sum(0, keepdim=True)
-        d_scale = to_b[:, D].sum() if d_scale is None else d_scale
-        count = float(n) if v is None else float(v.sum())
+        count = float(row.numel()) if v is None else float(v.sum())
         leaves: list[Tensor | None] = [
             db / space.lengthscale,
             d_lengthscale,
-            d_scale / space.outputscale + trace * count,
+            pulled.d_scale / space.outputscale + trace * count,
         ]
         if space.prior.mean is not None:
             leaves.append(mean())
-        return leaves, (dx / space.lengthscale[:, None]).T if wants_x else None
+        return leaves, pulled.dx if wants_x else None
 
 
 class FusedGaussianMap(FusedMap):
@@ -127,14 +106,12 @@ class FusedGaussianMap(FusedMap):
         return GaussianStatistics(zero(p, p), zero(p), zero(), zero(), zero(), zero())
 
     def __call__(self, chunk: EntryChunk) -> GaussianStatistics:
-        """The statistics of a chunk: W, c and a2 are blocks of one Gram matrix, that of w with r as another row."""
-        p, v, w = self.space.p, chunk.weights, self.space.features(chunk).w
+        """The statistics of a chunk."""
+        v, w, r = chunk.weights, self.space.features(chunk).w, chunk.y - self.space.mean
         assert w is not None  # noqa: S101
-        w[p] = chunk.y - self.space.mean
-        gram = _gram(w[: p + 1] if v is None else w[: p + 1] * v.sqrt())
-        n = gram.new_tensor(float(w.size(-1)))
+        n, vr = r.new_tensor(float(r.numel())), r if v is None else v * r
         weight = n if v is None else v.sum()
-        return GaussianStatistics(gram[:p, :p], gram[:p, p], gram[p, p], self.space.outputscale * weight, weight, n)
+        return GaussianStatistics(self._gram(w, v), w @ vr, r @ vr, self.space.outputscale * weight, weight, n)
 
     def pull(
         self, chunk: EntryChunk, cotangents: Sequence[Tensor], wanted: Sequence[bool], wants_x: bool
@@ -142,10 +119,10 @@ class FusedGaussianMap(FusedMap):
         """The analytic gradient of a chunk's share."""
         G, g, g2, g3, *_ = cotangents
         found = self.space.features(chunk, slope=True, whiten=not self.space.explicit)
-        r, v, p = chunk.y - self.space.mean, chunk.weights, self.space.p
+        r, v = chunk.y - self.space.mean, chunk.weights
 
         def mean() -> Tensor:
-            drift = (self.space.L_inv.T @ g) @ found.K[:p] + 2.0 * g2 * r
+            drift = (self.space.L_inv.T @ g) @ found.K + 2.0 * g2 * r
             return -(drift if v is None else v * drift).sum()
 
         return self._pull(chunk, found, G, g, r, float(g3), mean, wants_x)
@@ -165,21 +142,21 @@ class FusedProbitMap(FusedMap):
 
     def _argument(self, chunk: EntryChunk, found: Features) -> tuple[Tensor, Tensor]:
         """The signs s and arguments t = s (mu + eta' w) of a chunk."""
-        s, p = 2.0 * chunk.y - 1.0, self.space.p
-        f = self.lam @ found.K[:p] if found.w is None else self.eta @ found.w[:p]
+        s = 2.0 * chunk.y - 1.0
+        f = self.lam @ found.K if found.w is None else self.eta @ found.w
         return s, s * (f + self.space.mean)
 
     def __call__(self, chunk: EntryChunk) -> ProbitStatistics:
-        """The statistics of a chunk: W and a5 are blocks of one Gram matrix, that of w with s rho(t) as another row."""
-        p, v, found = self.space.p, chunk.weights, self.space.features(chunk)
+        """The statistics of a chunk."""
+        v, found = chunk.weights, self.space.features(chunk)
         s, t = self._argument(chunk, found)
-        assert found.w is not None  # noqa: S101
-        found.w[p] = s * rho(t)
-        value, n = log_Phi(t), t.new_tensor(float(t.numel()))
-        gram = _gram(found.w[: p + 1] if v is None else found.w[: p + 1] * v.sqrt())
+        w, slope, value, n = found.w, s * rho(t), log_Phi(t), t.new_tensor(float(t.numel()))
+        assert w is not None  # noqa: S101
         weight = n if v is None else v.sum()
-        fit = value.sum() if v is None else v @ value
-        return ProbitStatistics(gram[:p, :p], fit, gram[:p, p], self.space.outputscale * weight, weight, n)
+        if v is not None:
+            slope, value = v * slope, v * value
+        W = self._gram(w, v)
+        return ProbitStatistics(W, value.sum(), w @ slope, self.space.outputscale * weight, weight, n)
 
     def pull(
         self, chunk: EntryChunk, cotangents: Sequence[Tensor], wanted: Sequence[bool], wants_x: bool
@@ -207,11 +184,10 @@ class FusedCurvatureMap(FusedProbitMap):
         """The statistics of a chunk."""
         v, found = chunk.weights, self.space.features(chunk)
         s, t = self._argument(chunk, found)
-        assert found.w is not None  # noqa: S101
-        w = found.w[: self.space.p]
+        w = found.w
+        assert w is not None  # noqa: S101
         slope, h = slope_and_curvature(t)
         slope, value = s * slope, log_Phi(t)
         if v is not None:
             slope, value, h = v * slope, v * value, v * h
-        root = torch.mul(w, h.sqrt(), out=self.space.buffer("root", *w.shape))
-        return CurvatureStatistics(value.sum(), w @ slope, _gram(root))
+        return CurvatureStatistics(value.sum(), w @ slope, self._gram(w, h))

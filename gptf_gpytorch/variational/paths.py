@@ -1,5 +1,7 @@
 """Which map runs: the fused one where the prior is known to it, the generic one everywhere else."""
 
+from collections.abc import Iterator
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Literal, Protocol
 
 import torch
@@ -7,8 +9,9 @@ from torch import Tensor
 
 from gptf_gpytorch.distributed.sharded_sum import ChunkMap
 from gptf_gpytorch.errors import InputError
+from gptf_gpytorch.health import Fact
 from gptf_gpytorch.variational.fused import FusedCurvatureMap, FusedGaussianMap, FusedProbitMap
-from gptf_gpytorch.variational.stationary import recognise
+from gptf_gpytorch.variational.stationary import StationaryPrior, recognise
 from gptf_gpytorch.variational.statistics import CurvatureMap, EntryShard, GaussianMap, ProbitMap
 from gptf_gpytorch.variational.workspace import Arena, Workspace
 
@@ -61,6 +64,43 @@ class _Fused:
         return FusedCurvatureMap(self.space, eta)
 
 
+def describe() -> Iterator[Fact]:
+    """Whether the fused map's loops are compiled."""
+    found = _numba()
+    if found:
+        yield Fact("loops", f"compiled, Numba {found}")
+    else:
+        yield Fact("loops", "torch; slower than compiled ones", "missing", "pip install 'gptf_gpytorch[fast]'")
+
+
+def workspace(
+    prior: StationaryPrior, L: Tensor, arena: Arena, compiled: bool | None = None, **options: Any
+) -> Workspace:
+    """A workspace for a prior that the fused map knows.
+
+    :param compiled: whether the loops are compiled: if None, wherever they can be.
+    """
+    can = L.device.type == "cpu" and L.dtype == torch.float64 and _numba() is not None
+    if compiled and not can:
+        raise InputError(
+            "compiled=True needs Numba (the extra `fast`), a CPU and float64. "
+            f"Got {'Numba' if _numba() else 'no Numba'}, {L.device} and {L.dtype}."
+        )
+    if not can or compiled is False:
+        return Workspace(prior, L, arena, **options)
+    # Here, because Numba is optional and takes a while to import.
+    from gptf_gpytorch.variational.compiled import CompiledWorkspace
+
+    return CompiledWorkspace(prior, L, arena, **options)
+
+
+def _numba() -> str | None:
+    try:
+        return version("numba")
+    except PackageNotFoundError:
+        return None
+
+
 def choose(
     path: Path,
     model: Any,
@@ -71,6 +111,7 @@ def choose(
     arena: Arena,
     *,
     binary: bool,
+    compiled: bool | None = None,
 ) -> Maps:
     """The maps of one evaluation.
 
@@ -78,12 +119,13 @@ def choose(
         path, for comparisons: ``generic``, ``whitened`` or ``explicit``.
     :param binary: whether lambda has to be found first, in several passes.
     :param arena: memory that the fused maps use again from one evaluation to the next.
+    :param compiled: see :func:`workspace`.
     """
     plain = not batch_shape and shard.inputs.dim() == 2 and shard.y.dim() == 1
     prior = recognise(model, inducing_points) if plain and path != "generic" else None
     if prior is not None:
         explicit = {"whitened": False, "explicit": True}.get(path)
-        return _Fused(Workspace(prior, L, arena, explicit=explicit, many_passes=binary))
+        return _Fused(workspace(prior, L, arena, compiled, explicit=explicit, many_passes=binary))
     if path in ("whitened", "explicit"):
         raise InputError(
             f"path='{path}' needs a KernelPrior model with an RBF or Matern kernel, a zero or constant mean and no batch. "

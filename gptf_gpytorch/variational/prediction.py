@@ -11,10 +11,11 @@ from gptf_gpytorch.distributed.threads import split
 from gptf_gpytorch.errors import InputError
 from gptf_gpytorch.factors import LatentFactors
 from gptf_gpytorch.variational import checks
+from gptf_gpytorch.variational.paths import workspace
 from gptf_gpytorch.variational.stationary import recognise
 from gptf_gpytorch.variational.statistics import EntryChunk, EntryShard
 from gptf_gpytorch.variational.strategy import CollapsedVariationalStrategy
-from gptf_gpytorch.variational.workspace import Arena, Triangle, Workspace
+from gptf_gpytorch.variational.workspace import Arena
 
 
 class Marginals(NamedTuple):
@@ -89,25 +90,27 @@ class _Generic:
 
 
 class _Fused:
-    """Stationary kernels: two triangular products a chunk."""
+    r"""Stationary kernels: one product a chunk.
+
+    With :math:`I - M^{-1} = R' R` and :math:`T = R L^{-1}`, the variance is :math:`k(x, x) - |T k_x|^2`. Directions in
+    which q(v) equals the prior have no row in R.
+    """
 
     def __init__(self, strategy: CollapsedVariationalStrategy, prior: Any) -> None:
         _, L = strategy.factor(may_raise_jitter=False)
         q = strategy._variational_distribution
-        self.space = Workspace(prior, L, Arena(0), explicit=False)
-        self.mean, self.root = q.variational_mean, Triangle(q.chol_variational_covar.mT, upper=True)
+        self.space = workspace(prior, L, Arena(0), explicit=True)
+        L_inv, C = self.space.L_inv, q.chol_variational_covar
+        learned, directions = torch.linalg.eigh(torch.eye(len(C), dtype=C.dtype, device=C.device) - C @ C.mT)
+        some = learned > torch.finfo(C.dtype).eps
+        R = (directions[:, some] * learned[some].sqrt()).mT
+        self.lam, self.T = q.variational_mean @ L_inv, (R @ L_inv).contiguous()
         # GPyTorch adds the jitter to the variance of f, too.
         self.variance = self.space.outputscale + strategy.jitter_val
 
     def __call__(self, chunks: Sequence[EntryChunk]) -> list[tuple[Tensor, Tensor]]:
         found = []
         for chunk in chunks:
-            features = self.space.features(chunk)
-            assert features.w is not None  # noqa: S101
-            w = features.w[: self.space.p]
-            mean = self.mean @ w + self.space.mean
-            spread = self.space.buffer("spread", *w.shape)
-            self.root.mm(w, spread)  # C' w
-            explained = w.square_().sub_(spread.square_()).sum(0)
-            found.append((mean, self.variance - explained))
+            K = self.space.features(chunk, whiten=False).K
+            found.append((self.lam @ K + self.space.mean, self.variance - self.space.square_norms(self.T, K)))
         return found

@@ -42,12 +42,11 @@ def _matern(nu: float) -> _Values:
 class StationaryPrior:
     """A prior that the fused map knows: a stationary ARD kernel and a constant mean.
 
-    :param name: of the kernel.
     :param values: turns minus half the squared distances into the kernel's values, in place, and writes H to its last
         argument where that is given; for RBF, H equals the values.
     """
 
-    name: str
+    nu: float  # the smoothness: infinite for RBF
     values: _Values
     inducing_points: Tensor  # [p, D]
     lengthscale: Tensor  # [D] or [1]
@@ -55,9 +54,14 @@ class StationaryPrior:
     mean: Tensor | None  # [], None for zero
 
     @property
+    def name(self) -> str:
+        """The name of the kernel."""
+        return f"Matern {self.nu}" if self.slope_differs else "RBF"
+
+    @property
     def slope_differs(self) -> bool:
         """Whether H is another matrix than K."""
-        return self.name != "RBF"
+        return math.isfinite(self.nu)
 
     @property
     def leaves(self) -> tuple[Tensor, ...]:
@@ -90,10 +94,10 @@ def recognise(model: Any, inducing_points: Tensor) -> StationaryPrior | None:
     kernel, outputscale = model.covar_module, inducing_points.new_ones(())
     if type(kernel) is gpytorch.kernels.ScaleKernel and kernel.active_dims is None:
         kernel, outputscale = kernel.base_kernel, kernel.outputscale
-    name = "RBF"
+    nu = math.inf
     values: _Values = _rbf
     if type(kernel) is gpytorch.kernels.MaternKernel and kernel.nu in (0.5, 1.5, 2.5):
-        name, values = f"Matern {kernel.nu}", _matern(kernel.nu)
+        nu, values = kernel.nu, _matern(kernel.nu)
     elif type(kernel) not in (gpytorch.kernels.RBFKernel, FactorRBFKernel):
         return None
     mean: Tensor | None = None
@@ -105,4 +109,4 @@ def recognise(model: Any, inducing_points: Tensor) -> StationaryPrior | None:
     plain = kernel.active_dims is None and lengthscale.dim() == 2 and outputscale.dim() == 0
     if not plain or inducing_points.dim() != 2 or (mean is not None and mean.dim() != 0):
         return None
-    return StationaryPrior(name, values, inducing_points, lengthscale.squeeze(-2), outputscale, mean)
+    return StationaryPrior(nu, values, inducing_points, lengthscale.squeeze(-2), outputscale, mean)

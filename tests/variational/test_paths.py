@@ -47,9 +47,11 @@ def test_all_paths_agree(kernel: str, binary: bool, mean: bool, weighted: bool) 
     expected = evaluate(problem, weights, path="generic")
     assert expected[2] == "generic"
     for path, words in (("whitened", "whitened both ways"), ("explicit", "explicit S"), ("auto", "fused")):
-        found = evaluate(problem, weights, path=path)
-        assert words in found[2]
-        assert_equal(found, expected)
+        for compiled in (True, False):
+            found = evaluate(problem, weights, path=path, compiled=compiled)
+            assert words in found[2]
+            assert found[2].endswith("compiled") == compiled
+            assert_equal(found, expected)
 
 
 @pytest.mark.parametrize("binary", [False, True], ids=["gaussian", "probit"])
@@ -60,14 +62,15 @@ def test_paths_agree_at_the_start_that_is_recommended(binary: bool) -> None:
     mll = problem.mll()
     initialize(mll, problem.indices, problem.y)
     expected = evaluate(problem, path="generic")
-    found = evaluate(problem)
-    assert "whitened both ways" in found[2]
-    assert_equal(found, expected)
+    for compiled in (True, False):
+        found = evaluate(problem, compiled=compiled)
+        assert "whitened both ways" in found[2]
+        assert_equal(found, expected)
 
 
 def test_the_explicit_form_is_chosen_where_the_conditioning_allows_it(gaussian: Small) -> None:
-    assert evaluate(gaussian)[2] == "fused RBF, explicit S"
-    assert "fused RBF, explicit S" in repr(gaussian.model.variational_strategy)
+    assert evaluate(gaussian)[2] == "fused RBF, explicit S, compiled"
+    assert "fused RBF, explicit S, compiled" in repr(gaussian.model.variational_strategy)
 
 
 def test_kept_chunks_change_nothing(either: Small, monkeypatch: pytest.MonkeyPatch) -> None:
