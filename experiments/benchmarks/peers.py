@@ -1,7 +1,7 @@
 """Peers: what a user would otherwise evaluate on the same inputs, the same kernel and the same data.
 
-Each peer makes ready what does not change, and gives a function that is one evaluation of the bound and its gradient. It
-returns what is compared with ours before anything is timed: a peer that computes something else is no peer.
+Each peer makes ready what does not change, and gives a function that is one evaluation of the bound and its gradient.
+It returns what is compared with ours before anything is timed: a peer that computes something else is no peer.
 """
 
 import importlib
@@ -67,7 +67,7 @@ def naive(mll: CollapsedELBO, indices: Tensor, y: Tensor) -> Run:
 
 
 def sgpr(mll: CollapsedELBO, indices: Tensor, y: Tensor) -> Run:
-    """GPyTorch's SGPR with the factors as an embedding, and our jitter: by itself it adds one only where Cholesky fails."""
+    """GPyTorch's SGPR with the factors as an embedding, and our jitter: its own comes only where Cholesky fails."""
     model, likelihood = mll.model, mll.likelihood
 
     class Jittered(InducingPointKernel):
