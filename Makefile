@@ -43,6 +43,10 @@ bench: $(INSTALLED) ## time the bound against its peers and the GEMM floor; writ
 	$(PYTHON_BIN) experiments/benchmarks/sweep.py
 	$(PYTHON_BIN) experiments/benchmarks/scaling.py
 
+.PHONY: plots
+plots: $(INSTALLED) ## draw experiments/results/figures from the JSON that make bench wrote
+	$(PYTHON_BIN) experiments/plots/benchmarks.py
+
 .PHONY: lock
 lock: $(INSTALLED) $(HOROVOD) ## write what the environment holds now to constraints.txt
 	{ echo '# Everything that make and CI install. Written by `make lock`.'; \

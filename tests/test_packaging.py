@@ -14,6 +14,8 @@ import gptf_gpytorch
 
 ROOT = Path(__file__).parents[1]
 OPTIONAL = ("horovod", "mlflow", "matplotlib", "tensorly", "pooch")
+# What make does not install: it is not pinned.
+UNPINNED = {"peers"}
 
 
 def pins() -> dict[str, str]:
@@ -32,12 +34,13 @@ def test_types_are_shipped() -> None:
 def test_every_declared_requirement_is_pinned_within_its_range() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
-    declared = [*project["dependencies"], *(line for lines in extras.values() for line in lines)]
+    pinned_extras = [lines for extra, lines in extras.items() if extra not in UNPINNED]
+    declared = [*project["dependencies"], *(line for lines in pinned_extras for line in lines)]
     pinned = pins()
     for requirement in map(Requirement, declared):
         name = canonicalize_name(requirement.name)
         if name == "gptf-gpytorch":
-            assert requirement.extras == set(extras) - {"all", "horovod"}
+            assert requirement.extras == set(extras) - {"all", "horovod"} - UNPINNED
         else:
             assert requirement.specifier.contains(pinned[name]), f"{requirement}: pinned {pinned[name]}"
 
@@ -47,6 +50,12 @@ def test_everything_installed_is_pinned() -> None:
     pinned = pins()
     installed = {canonicalize_name(found.name): found.version for found in importlib.metadata.distributions()}
     installed.pop("gptf-gpytorch")
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    beyond = {canonicalize_name(Requirement(line).name) for extra in UNPINNED for line in extras[extra]} & set(
+        installed
+    )
+    if beyond:
+        pytest.skip(f"the environment also holds {', '.join(sorted(beyond))}, which make does not install")
     unpinned = {name: version for name, version in installed.items() if pinned.get(name) != version.partition("+")[0]}
     assert unpinned == {}
     assert set(pinned) - set(installed) == set(), "a pin for something that is not installed: make lock"

@@ -6,7 +6,7 @@ import os
 import platform
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -77,7 +77,7 @@ def floor(n: int, p: int, gemm_seconds: float) -> float:
     return (4.0 * p * p * n + 8.0 * p * len(SHAPE) * RANK * n) / peak
 
 
-def interleave(subjects: dict[str, Callable[[], None]], rounds: int) -> dict[str, list[float]]:
+def interleave(subjects: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, list[float]]:
     """Seconds of each subject, one after the other in every round, after one round that does not count."""
     seconds: dict[str, list[float]] = {name: [] for name in subjects}
     for turn in range(rounds + 1):
@@ -100,13 +100,14 @@ def machine() -> dict[str, Any]:
         (line.split(":")[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line),
         "",
     )
-    names = ("gptf_gpytorch", "torch", "gpytorch", "numpy")
+    installed = {found.name: found.version for found in importlib.metadata.distributions()}
+    names = ("gptf_gpytorch", "torch", "gpytorch", "numpy", "gpflow", "tensorflow", "jax")
     return {
         "processor": model,
         "cores": len(os.sched_getaffinity(0)),
         "torch_threads": torch.get_num_threads(),
         "python": platform.python_version(),
-        "versions": {name: importlib.metadata.version(name) for name in names},
+        "versions": {name: installed[name] for name in names if name in installed},
     }
 
 

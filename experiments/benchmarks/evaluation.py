@@ -1,14 +1,20 @@
 """One evaluation of the bound and its gradient: ours, the peers and the GEMM floor, interleaved in one run.
 
 python experiments/benchmarks/evaluation.py [--entries 200000] [--inducing 100] [--rounds 5]
+
+Before it is timed, each peer must agree with ours in the bound and in the gradient.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import click
 import common
 import peers
 import torch
+
+# Relative, norm-wise for the gradient, which has fewer digits than the bound where K_BB is nearly singular.
+TOLERANCE = 1e-6
 
 
 @click.command(help=__doc__)
@@ -19,7 +25,17 @@ def main(entries: int, inducing: int, rounds: int) -> None:
     """Measure, print ratios, keep the JSON."""
     indices, y = common.entries(entries)
     labels = common.entries(entries, binary=True)[1]
-    result: dict[str, Any] = {"entries": entries, "inducing": inducing, "dimensions": 9, "rounds": rounds, "states": {}}
+    found, missing = peers.available()
+    if missing:
+        click.echo(f"Without {' and '.join(missing)}: pip install -e '.[peers]' adds what is missing.")
+    result: dict[str, Any] = {
+        "entries": entries,
+        "inducing": inducing,
+        "dimensions": len(common.SHAPE) * common.RANK,
+        "rounds": rounds,
+        "missing peers": missing,
+        "states": {},
+    }
     ours = {path: common.problem(indices, y, inducing, path=path) for path in ("auto", "whitened", "explicit")}
     probit = common.problem(indices, labels, inducing, binary=True)
     for state in ("start", "after 50 L-BFGS steps"):
@@ -28,10 +44,13 @@ def main(entries: int, inducing: int, rounds: int) -> None:
             _train(probit, indices, labels)
             for mll in ours.values():
                 mll.load_state_dict(ours["auto"].state_dict())
-        subjects = {f"ours, {path}": common.evaluation(mll, indices, y) for path, mll in ours.items()}
+        subjects: dict[str, Callable[[], object]] = {
+            f"ours, {path}": common.evaluation(mll, indices, y) for path, mll in ours.items()
+        }
         subjects["ours, probit, warm lambda"] = _moving(probit, indices, labels)
-        subjects["naive autograd"] = peers.naive(ours["auto"], indices, y)
-        subjects["GPyTorch SGPR"] = peers.sgpr(ours["auto"], indices, y)
+        others = {name: peer(ours["auto"], indices, y) for name, peer in found.items()}
+        errors = _agreement(others, peers.ours(ours["auto"], indices, y))
+        subjects.update(others)
         subjects["GEMM"] = common.gemm()
         seconds = common.interleave(subjects, rounds)
         median = common.medians(seconds)
@@ -42,13 +61,26 @@ def main(entries: int, inducing: int, rounds: int) -> None:
             "median seconds": median,
             "GEMM floor seconds": floor,
             "times the floor": {name: value / floor for name, value in median.items() if name.startswith("ours")},
-            "auto is faster by": {
-                name: median[name] / median["ours, auto"] for name in ("naive autograd", "GPyTorch SGPR")
-            },
+            "auto is faster by": {name: median[name] / median["ours, auto"] for name in others},
+            "relative difference of bound and gradient": errors,
             "probit against gaussian": median["ours, probit, warm lambda"] / median["ours, auto"],
         }
         click.echo(f"{state}: {result['states'][state]}")
     common.write("evaluation", result)
+
+
+def _agreement(others: dict[str, peers.Run], ours: peers.Run) -> dict[str, tuple[float, float]]:
+    """How far each peer is from ours; an error if that is further than rounding."""
+    errors = {}
+    for name, run in others.items():
+        found = peers.detached(run())
+        errors[name] = peers.difference(found, ours())
+        if not max(errors[name]) < TOLERANCE:
+            raise click.ClickException(
+                f"Every peer must agree with ours to {TOLERANCE:g}, in the bound and in the gradient. "
+                f"Got {errors[name]} from {name}."
+            )
+    return errors
 
 
 def _train(mll: Any, indices: torch.Tensor, y: torch.Tensor) -> None:
