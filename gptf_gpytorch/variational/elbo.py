@@ -70,7 +70,7 @@ class CollapsedELBO(gpytorch.mlls.MarginalLogLikelihood):  # type: ignore[misc]
         num_data: int,
         communicator: Communicator | None = None,
         *,
-        chunk_size: int = 4096,
+        chunk_size: int = 3000,
         lambda_solver: Literal["newton", "fixed_point"] = "newton",
         lambda_tolerance: float | None = None,
         lambda_passes: int = 1000,

@@ -25,7 +25,7 @@ class Marginals(NamedTuple):
     variance: Tensor  # [n]
 
 
-def marginals(model: gpytorch.models.ApproximateGP, inputs: Any, *, chunk_size: int = 4096) -> Marginals:
+def marginals(model: gpytorch.models.ApproximateGP, inputs: Any, *, chunk_size: int = 3000) -> Marginals:
     r"""Mean and variance of q(f) at any number of entries, equal to those of ``model.eval()(inputs)``.
 
     .. math:: \mathrm E f = \mu + m' w, \qquad \mathrm{Var} f = k(x, x) - w' w + w' M^{-1} w

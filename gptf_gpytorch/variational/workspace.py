@@ -133,37 +133,60 @@ class Workspace:
 
     def _fill(self, chunk: EntryChunk, x: Tensor, K: Tensor, H: Tensor | None, w: Tensor | None) -> None:
         """Write what :class:`Features` holds of a chunk: H and w only where they are given."""
-        D = self.D
-        torch.div(chunk.gather().T, self.lengthscale[:, None], out=x[:D]).sub_(self.centre[:, None])
-        x[D] = 1.0
-        torch.sum(x[:D].square(), 0, out=x[D + 1]).mul_(-0.5)
-        x[D + 2 :] = 0.0
+        self._inputs(chunk, x)
         torch.mm(self.B_aug, x, out=K)
-        self.prior.values(K, self.outputscale, H)
+        self._values(K, H)
         if w is not None:
             self._lower.mm(K, w)
 
     def back(self, found: "Features", left: Tensor, column: Tensor, row: Tensor, weights: Tensor | None) -> "Pulled":
         """The way back through a chunk, K_bar being v * (left K + column row') or v * L^-T (left w + column row')."""
-        D, p, n = self.D, self.p, row.numel()
-        K_bar = self.buffer("K_bar", p, n)
+        K_bar = self.buffer("K_bar", self.p, row.numel())
         if self.explicit:
-            torch.mm(left, found.K, out=K_bar).addr_(column, row)
+            torch.mm(left, found.K, out=K_bar)
         else:
             assert found.w is not None  # noqa: S101 the whitened form asks for w
-            w_bar = self.buffer("w_bar", p, n)
-            torch.mm(left, found.w, out=w_bar).addr_(column, row)
+            w_bar = self.buffer("w_bar", *K_bar.shape)
+            torch.mm(left, found.w, out=w_bar)
             self._upper.mm(w_bar, K_bar)
+            column = column @ self.L_inv
+        total = self._weigh(K_bar, column, row, found, weights)
+        to_b = K_bar @ found.x.T  # [p, columns]: E x, E 1, ...
+        to_x = torch.mm(self.b_ones, K_bar, out=self.buffer("to_x", *found.x.shape))  # (E' b)', (E' 1)', 0
+        dx, dx_x = self._unscale(to_x, found.x)
+        return Pulled(to_b, dx, dx_x, to_b[:, self.D].sum() if total is None else total)
+
+    # What is between the products. A subclass may have a faster way.
+
+    def _inputs(self, chunk: EntryChunk, x: Tensor) -> None:
+        """Scaled and centred inputs, 1, minus half their squared norms, 0."""
+        D = self.D
+        torch.div(chunk.gather().T, self.lengthscale[:, None], out=x[:D]).sub_(self.centre[:, None])
+        x[D] = 1.0
+        torch.sum(x[:D].square(), 0, out=x[D + 1]).mul_(-0.5)
+        x[D + 2 :] = 0.0
+
+    def _values(self, half: Tensor, H: Tensor | None) -> None:
+        """The kernel's values in place of minus half the squared distances, and H where it is given."""
+        self.prior.values(half, self.outputscale, H)
+
+    def _weigh(
+        self, K_bar: Tensor, column: Tensor, row: Tensor, found: "Features", weights: Tensor | None
+    ) -> Tensor | None:
+        """E = v * (K_bar + column row') * H in place of K_bar; the sum of K_bar * K where that is not the sum of E."""
+        assert found.H is not None  # noqa: S101 the way back asks for it
+        K_bar.addr_(column, row)
         if weights is not None:
             K_bar.mul_(weights)
-        d_scale = (K_bar * found.K).sum() if self.prior.slope_differs else None
-        assert found.H is not None  # noqa: S101 the way back asks for it
-        E, x = K_bar.mul_(found.H), found.x[:D]
-        to_b = E @ found.x.T  # [p, columns]: E x, E 1, ...
-        to_x = self.b_ones @ E  # [columns, n]: (E' b)', (E' 1)', 0
-        dx = to_x[:D].sub_(to_x[D] * x)
-        d_scale = to_b[:, D].sum() if d_scale is None else d_scale
-        return Pulled(to_b, (dx / self.lengthscale[:, None]).T, (dx * x).sum(1), d_scale)
+        total = (K_bar * found.K).sum() if self.prior.slope_differs else None
+        K_bar.mul_(found.H)
+        return total
+
+    def _unscale(self, to_x: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+        """The gradient of the inputs as they came `[n, D]`, and the sum of that of x times x `[D]`."""
+        D = self.D
+        dx = to_x[:D].sub_(to_x[D] * x[:D])
+        return (dx / self.lengthscale[:, None]).T, (dx * x[:D]).sum(1)
 
     def square_norms(self, left: Tensor, K: Tensor) -> Tensor:
         """The squared length of each column of ``left @ K`` `[n]`."""
