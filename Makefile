@@ -40,6 +40,7 @@ bench: $(INSTALLED) ## time the bound against its peers and the GEMM floor; writ
 	$(PYTHON_BIN) experiments/benchmarks/evaluation.py
 	$(PYTHON_BIN) experiments/benchmarks/prediction.py
 	$(PYTHON_BIN) experiments/benchmarks/primitives.py
+	$(PYTHON_BIN) experiments/benchmarks/conditioning.py
 	$(PYTHON_BIN) experiments/benchmarks/sweep.py
 	$(PYTHON_BIN) experiments/benchmarks/scaling.py
 

@@ -1,6 +1,6 @@
 """Mean and variance of q(f) at many entries: ours, and GPyTorch's SVGP with the same q(v), in the same chunks, interleaved.
 
-python experiments/benchmarks/prediction.py [--entries 200000] [--chunk 4096] [--rounds 5]
+python experiments/benchmarks/prediction.py [--entries 200000] [--chunk 3000] [--rounds 5]
 """
 
 import click
@@ -13,7 +13,7 @@ from gptf_gpytorch import marginals
 @click.command(help=__doc__)
 @click.option("--entries", default=200_000, show_default=True)
 @click.option("--inducing", default=100, show_default=True)
-@click.option("--chunk", default=4096, show_default=True)
+@click.option("--chunk", default=3000, show_default=True)
 @click.option("--rounds", default=5, show_default=True)
 def main(entries: int, inducing: int, chunk: int, rounds: int) -> None:
     """Measure, print the ratio, keep the JSON."""
