@@ -26,6 +26,7 @@ ORDER = [
     "data.cells",
     "data.duplicates",
     "data.readers.request",
+    "data.readers.packing",
     "data.readers.columns",
     "data.readers.collect",
     "data.readers.lines",

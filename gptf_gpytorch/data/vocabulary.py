@@ -53,8 +53,13 @@ class Vocabulary:
         if len(kinds) > 1:
             raise DataError(f"Ids of a mode must be all strings or all integers. Got groups of {sorted(kinds)}.")
         found = pc.unique(pa.chunked_array(arrays))
+        return cls.trusted(found.take(pc.array_sort_indices(found)))
+
+    @classmethod
+    def trusted(cls, ids: pa.Array) -> "Vocabulary":
+        """A vocabulary of ids that are known to be distinct, and large strings or 64-bit integers."""
         vocabulary = cls.__new__(cls)
-        vocabulary._ids = found.take(pc.array_sort_indices(found))
+        vocabulary._ids = ids
         return vocabulary
 
     @property

@@ -1,7 +1,9 @@
 """Blocks of a table -> entries. Every reader of tables ends here."""
 
+import os
 import warnings
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pyarrow as pa
@@ -47,9 +49,10 @@ class Parts:
         """The rows of each mode, and its vocabulary (the ids found, or those given) or its size."""
         if not self.count:
             raise DataError(f"There must be at least one entry. Got none in {self.source.name}.")
+        with ThreadPoolExecutor(max(1, len(os.sched_getaffinity(0)))) as pool:
+            finished = list(pool.map(lambda column: column.finish(), self.modes))
         rows, sizes = [], []
-        for mode, column in enumerate(self.modes):
-            found, size = column.finish()
+        for mode, (column, (found, size)) in enumerate(zip(self.modes, finished, strict=True)):
             given = self.request.vocabulary(mode, column.name)
             if isinstance(size, Vocabulary) and given is not None:
                 found, size = self._translate(found, size, given, column.name), given

@@ -6,28 +6,32 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from gptf_gpytorch.data.readers import packing
 from gptf_gpytorch.data.readers.request import IdKind, Source
 from gptf_gpytorch.data.vocabulary import Vocabulary, id_type
 from gptf_gpytorch.errors import DataError
 
 Array = np.ndarray[Any, Any]
 LONGEST_ID = 2**16
-_MERGE = 2**26  # bytes of new ids that are worth merging into the dictionary
+_WAITING = 16 * (packing.ROWS - 2**22)  # bytes of a column that wait to be encoded together
 
 
 class IdColumn:
     """The ids of a mode: codes `[N]` into distinct ids, which :meth:`finish` turns into rows of a vocabulary.
 
-    A block brings its own dictionary. They are merged when as much is new as there is already, so that the work is
-    linear in the number of ids, and memory is that of the distinct ones and the codes.
+    Blocks wait until there are many of them, because encoding them together is faster than merging a dictionary of
+    each. So memory is that of the distinct ids, the codes, and a bounded number of bytes that wait. Where short strings
+    are mostly distinct they wait as packed words, and are sorted; all else is left to Arrow's hash table.
     """
 
     def __init__(self, name: str, source: Source, kind: IdKind, *, text: bool) -> None:
         self.name, self.source, self.kind, self.text = name, source, kind, text
         self.type: pa.DataType | None = None
         self.distinct: pa.Array | None = None
-        self.pending: list[pa.DictionaryArray] = []
-        self.pending_bytes = self.count = 0
+        self.waiting: list[Any] = []
+        self.waiting_type: Any = None
+        self.waiting_bytes = self.count = 0
+        self.packing: bool | None = None
         self.codes: list[Array] = []
 
     def add(self, block: pa.Array) -> None:
@@ -40,39 +44,60 @@ class IdColumn:
                 self.name,
                 self.count,
             )
-        self.type = target
-        encoded = block if pa.types.is_dictionary(block.type) else pc.dictionary_encode(block)
-        if encoded.dictionary.null_count:
-            encoded = pc.dictionary_encode(encoded.dictionary_decode())
-        if encoded.null_count:
-            row = pc.index(encoded.is_null(), True).as_py()
+        if block.null_count or (pa.types.is_dictionary(block.type) and block.dictionary.null_count):
+            row = pc.index(pc.is_null(_plain(block)), True).as_py()
             raise self.source.complain("Ids must not be missing.", None, self.name, self.count + row)
+        self.type = target
+        self.count += len(block)
+        self._wait(block)
+
+    def _wait(self, block: pa.Array) -> None:
+        if self.packing is None:
+            self.packing = pa.types.is_string(block.type) and pc.count_distinct(block).as_py() > len(block) / 8
+        packed = self.packing and packing.packs(block)
+        kind = "packed" if packed else block.type
+        if self.waiting and kind != self.waiting_type:
+            self._encode()
+        self.waiting_type = kind
+        self.waiting.append(packing.pack(block) if packed else block)
+        self.waiting_bytes += 16 * len(block) if packed else block.nbytes
+        if self.waiting_bytes > _WAITING:
+            self._encode()
+
+    def _encode(self) -> None:
+        """Replace the blocks that wait by their codes."""
+        if not self.waiting:
+            return
+        waiting, self.waiting, self.waiting_bytes = self.waiting, [], 0
+        if self.waiting_type == "packed":
+            words = [np.concatenate([block[place] for block in waiting]) for place in (0, 1)]
+            del waiting
+            only, ids = packing.encode(*words)
+            codes = [only]
+        else:
+            blocks = pa.chunked_array(waiting)
+            del waiting
+            encoded = blocks.unify_dictionaries() if pa.types.is_dictionary(blocks.type) else blocks.dictionary_encode()
+            ids = self._cast(encoded.chunk(0).dictionary)
+            codes = [chunk.indices.to_numpy(zero_copy_only=False) for chunk in encoded.chunks]
+        if self.distinct is not None:
+            both = pa.chunked_array([_dictionary(self.distinct, 0), _dictionary(ids, len(ids))]).unify_dictionaries()
+            ids, moved = both.chunk(0).dictionary, both.chunk(1).indices.to_numpy(zero_copy_only=False)
+            codes = [moved[part] for part in codes]
+        self.distinct = ids
+        self.codes += [part.astype(np.int32, copy=False) for part in codes]
+
+    def _cast(self, ids: pa.Array) -> pa.Array:
         try:
-            ids = encoded.dictionary.cast(target)
+            return ids.cast(self.type)
         except pa.ArrowInvalid as error:
             raise DataError(
                 f"Integer ids must lie within 64 bits, signed. Got: {error}, in column {self.name!r} of {self.source.name}."
             ) from error
-        self.pending.append(pa.DictionaryArray.from_arrays(encoded.indices.cast(pa.int32()), ids))
-        self.pending_bytes += ids.nbytes
-        self.count += len(block)
-        if self.pending_bytes > max(_MERGE, 0 if self.distinct is None else self.distinct.nbytes):
-            self._merge()
-
-    def _merge(self) -> None:
-        if not self.pending:
-            return
-        if self.distinct is not None:
-            nothing = pa.array([], pa.int32())
-            self.pending.insert(0, pa.DictionaryArray.from_arrays(nothing, self.distinct))
-        merged = pa.chunked_array(self.pending).unify_dictionaries()
-        self.pending, self.pending_bytes = [], 0
-        self.distinct = merged.chunk(0).dictionary
-        self.codes += [chunk.indices.to_numpy(zero_copy_only=False) for chunk in merged.chunks]
 
     def finish(self) -> tuple[Array, Vocabulary]:
         """The rows `[N]` of all ids, and their vocabulary: the ids that are used, sorted."""
-        self._merge()
+        self._encode()
         assert self.distinct is not None  # noqa: S101  (there is at least one block)
         codes, self.codes = np.concatenate(self.codes), []
         used = np.zeros(len(self.distinct), dtype=bool)
@@ -81,10 +106,12 @@ class IdColumn:
             codes = (np.cumsum(used, dtype=np.int32) - 1)[codes]
             self.distinct = self.distinct.filter(pa.array(used))
         ids = self._typed(self.distinct, codes)
+        if pc.all(pc.less(ids[:-1], ids[1:])).as_py():
+            return codes, Vocabulary.trusted(ids)
         order = pc.array_sort_indices(ids)
         rank = np.empty(len(ids), dtype=np.int32)
         rank[order.to_numpy()] = np.arange(len(ids), dtype=np.int32)
-        return rank[codes], Vocabulary(ids.take(order))
+        return rank[codes], Vocabulary.trusted(ids.take(order))
 
     def _typed(self, ids: pa.Array, codes: Array) -> pa.Array:
         """The ids as what the caller asked for, or as what they are."""
@@ -233,9 +260,19 @@ class TimeColumn:
         return np.concatenate(self.blocks)
 
 
+def _plain(block: pa.Array) -> pa.Array:
+    return block.dictionary_decode() if pa.types.is_dictionary(block.type) else block
+
+
+def _dictionary(ids: pa.Array, count: int) -> pa.DictionaryArray:
+    """The first ids, each once, as codes into all of them."""
+    return pa.DictionaryArray.from_arrays(pa.array(np.arange(count, dtype=np.int32)), ids)
+
+
 def _integers(ids: pa.Array) -> pa.Array | None:
     """The ids as integers, if writing those gives the same text again."""
     try:
+        ids[:100].cast(pa.int64())  # a cast that fails does not stop before the end
         found = ids.cast(pa.int64())
     except pa.ArrowInvalid:
         return None
@@ -245,6 +282,7 @@ def _integers(ids: pa.Array) -> pa.Array | None:
 def _floats(ids: pa.Array) -> bool:
     """Whether every id reads as a number, and some as a fraction."""
     try:
+        ids[:100].cast(pa.float64())
         ids.cast(pa.float64())
     except pa.ArrowInvalid:
         return False

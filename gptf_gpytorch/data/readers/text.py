@@ -16,7 +16,6 @@ from gptf_gpytorch.data.readers.collect import collect
 from gptf_gpytorch.data.readers.request import Chosen, Request, Source
 from gptf_gpytorch.errors import DataError
 
-_ID = pa.dictionary(pa.int32(), pa.string())
 _REFUSED = (pa.ArrowInvalid, pa.ArrowKeyError, OSError, EOFError, UnicodeDecodeError)
 
 
@@ -90,15 +89,14 @@ def _collected(
     source: Source,
     skip: int,
 ) -> TensorEntries:
-    try:
-        return collect(blocks(False), request, chosen, source, text=True)
-    except _REFUSED:
-        # Raises for what is wrong. If nothing is, a column that is not read may hold newlines: read with care.
+    for newlines in (False, True):
+        try:
+            return collect(blocks(newlines), request, chosen, source, text=True)
+        except _REFUSED as error:
+            refused = str(error)
+        # Raises for what is wrong. If nothing is, a column that is not read may hold newlines: once more, with care.
         lines.examine(records(), names, chosen, request, source, skip)
-    try:
-        return collect(blocks(True), request, chosen, source, text=True)
-    except _REFUSED as error:
-        raise DataError(f"{source.name} must be text in columns. Got: {error}") from error
+    raise DataError(f"{source.name} must be text in columns. Got: {refused}")
 
 
 def _types(request: Request, chosen: Chosen) -> pyarrow.csv.ConvertOptions:
@@ -107,7 +105,7 @@ def _types(request: Request, chosen: Chosen) -> pyarrow.csv.ConvertOptions:
         types[chosen.weight] = pa.float64()
     for mode, name in enumerate(chosen.modes):
         indices = request.index_base is not None and request.vocabulary(mode, name) is None
-        types[name] = pa.int64() if indices else _ID
+        types[name] = pa.int64() if indices else pa.string()
     # No text stands for a missing value: an empty field is refused, and "NA" is an id like any other.
     return pyarrow.csv.ConvertOptions(
         column_types=types, include_columns=list(chosen.all), null_values=[], strings_can_be_null=False
