@@ -1,9 +1,8 @@
 """Blocks of a table -> entries. Every reader of tables ends here."""
 
-import os
 import warnings
 from collections.abc import Iterable
-from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 
 import numpy as np
 import pyarrow as pa
@@ -45,12 +44,18 @@ class Parts:
                 column.add(block.column(column.name))
         self.count += block.num_rows
 
+    def close(self) -> None:
+        """End the threads of the columns."""
+        for column in self.modes:
+            if isinstance(column, IdColumn):
+                column.close()
+
     def finish(self) -> tuple[list[Array], list[Vocabulary | int]]:
         """The rows of each mode, and its vocabulary (the ids found, or those given) or its size."""
         if not self.count:
             raise DataError(f"There must be at least one entry. Got none in {self.source.name}.")
-        with ThreadPoolExecutor(max(1, len(os.sched_getaffinity(0)))) as pool:
-            finished = list(pool.map(lambda column: column.finish(), self.modes))
+        lanes = [column.lane.submit(column.finish) if isinstance(column, IdColumn) else None for column in self.modes]
+        finished = [lane.result() if lane else column.finish() for lane, column in zip(lanes, self.modes, strict=True)]
         rows, sizes = [], []
         for mode, (column, (found, size)) in enumerate(zip(self.modes, finished, strict=True)):
             given = self.request.vocabulary(mode, column.name)
@@ -104,10 +109,11 @@ def collect(
 
     :param text: the source has no types of its own, so that ids which read as integers may be integers.
     """
-    parts = Parts(request, chosen, source, text=text)
-    for block in blocks:
-        parts.add(block)
-    return settle(parts.entries(*parts.finish()), request, source)
+    with closing(Parts(request, chosen, source, text=text)) as parts:
+        for block in blocks:
+            parts.add(block)
+        entries = parts.entries(*parts.finish())
+    return settle(entries, request, source)
 
 
 def settle(entries: TensorEntries, request: Request, source: Source) -> TensorEntries:

@@ -1,5 +1,7 @@
 """Columns that arrive block by block as Arrow arrays, each turned into what entries are made of, or into an error."""
 
+from collections import deque
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -13,26 +15,28 @@ from gptf_gpytorch.errors import DataError
 
 Array = np.ndarray[Any, Any]
 LONGEST_ID = 2**16
-_WAITING = 16 * (packing.ROWS - 2**22)  # bytes of a column that wait to be encoded together
+_WAITING = 2**27  # bytes of a column that wait to be encoded together
 
 
 class IdColumn:
     """The ids of a mode: codes `[N]` into distinct ids, which :meth:`finish` turns into rows of a vocabulary.
 
-    Blocks wait until there are many of them, because encoding them together is faster than merging a dictionary of
-    each. So memory is that of the distinct ids, the codes, and a bounded number of bytes that wait. Where short strings
-    are mostly distinct they wait as packed words, and are sorted; all else is left to Arrow's hash table.
+    Blocks are checked when they come, and encoded by a thread of their own. Short strings that are mostly distinct are
+    packed and sorted; all else waits, and is left to Arrow's hash table, many blocks at once because merging a
+    dictionary of each would be slow. Memory is that of the distinct ids, the codes, and what waits, which is bounded.
     """
 
     def __init__(self, name: str, source: Source, kind: IdKind, *, text: bool) -> None:
         self.name, self.source, self.kind, self.text = name, source, kind, text
         self.type: pa.DataType | None = None
+        self.count = 0
         self.distinct: pa.Array | None = None
-        self.waiting: list[Any] = []
-        self.waiting_type: Any = None
-        self.waiting_bytes = self.count = 0
-        self.packing: bool | None = None
         self.codes: list[Array] = []
+        self.packer: packing.Packer | None = None
+        self.packing: bool | None = None
+        self.waiting: list[pa.Array] = []
+        self.lane = ThreadPoolExecutor(1)
+        self.tasks: deque[Future[None]] = deque()
 
     def add(self, block: pa.Array) -> None:
         """Take the next block."""
@@ -49,37 +53,40 @@ class IdColumn:
             raise self.source.complain("Ids must not be missing.", None, self.name, self.count + row)
         self.type = target
         self.count += len(block)
-        self._wait(block)
+        self.tasks.append(self.lane.submit(self._take, block))
+        if len(self.tasks) > 8:
+            self.tasks.popleft().result()
 
-    def _wait(self, block: pa.Array) -> None:
+    def close(self) -> None:
+        """End the thread."""
+        self.lane.shutdown(cancel_futures=True)
+
+    def _take(self, block: pa.Array) -> None:
         if self.packing is None:
             self.packing = pa.types.is_string(block.type) and pc.count_distinct(block).as_py() > len(block) / 8
-        packed = self.packing and packing.packs(block)
-        kind = "packed" if packed else block.type
-        if self.waiting and kind != self.waiting_type:
+        if self.packing and packing.packs(block):
+            if self.packer is None:
+                self._encode()
+                self.packer = packing.Packer()
+            self.packer.add(block)
+            return
+        if self.packer or (self.waiting and self.waiting[0].type != block.type):
             self._encode()
-        self.waiting_type = kind
-        self.waiting.append(packing.pack(block) if packed else block)
-        self.waiting_bytes += 16 * len(block) if packed else block.nbytes
-        if self.waiting_bytes > _WAITING:
+        self.waiting.append(block)
+        if sum(part.nbytes for part in self.waiting) > _WAITING:
             self._encode()
 
     def _encode(self) -> None:
-        """Replace the blocks that wait by their codes."""
-        if not self.waiting:
-            return
-        waiting, self.waiting, self.waiting_bytes = self.waiting, [], 0
-        if self.waiting_type == "packed":
-            words = [np.concatenate([block[place] for block in waiting]) for place in (0, 1)]
-            del waiting
-            only, ids = packing.encode(*words)
-            codes = [only]
-        else:
-            blocks = pa.chunked_array(waiting)
-            del waiting
+        """Turn what waits into codes."""
+        if self.packer:
+            (codes, ids), self.packer = self.packer.finish(), None
+        elif self.waiting:
+            blocks, self.waiting = pa.chunked_array(self.waiting), []
             encoded = blocks.unify_dictionaries() if pa.types.is_dictionary(blocks.type) else blocks.dictionary_encode()
             ids = self._cast(encoded.chunk(0).dictionary)
             codes = [chunk.indices.to_numpy(zero_copy_only=False) for chunk in encoded.chunks]
+        else:
+            return
         if self.distinct is not None:
             both = pa.chunked_array([_dictionary(self.distinct, 0), _dictionary(ids, len(ids))]).unify_dictionaries()
             ids, moved = both.chunk(0).dictionary, both.chunk(1).indices.to_numpy(zero_copy_only=False)
@@ -97,6 +104,8 @@ class IdColumn:
 
     def finish(self) -> tuple[Array, Vocabulary]:
         """The rows `[N]` of all ids, and their vocabulary: the ids that are used, sorted."""
+        while self.tasks:
+            self.tasks.popleft().result()
         self._encode()
         assert self.distinct is not None  # noqa: S101  (there is at least one block)
         codes, self.codes = np.concatenate(self.codes), []

@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 
 Array = np.ndarray[Any, Any]
 LONGEST = 15
-ROWS = 2**24  # how many rows one key has room for
+ROWS = 2**21  # that are sorted together: arrays of them are small enough to be used again
 _ALL = 2**64 - 1
 _FIRST = np.array([_ALL ^ (_ALL >> 8 * min(n, 8)) for n in range(LONGEST + 1)], dtype=np.uint64)
 _SECOND = np.array([_ALL ^ (_ALL >> 8 * max(n - 8, 0)) for n in range(LONGEST + 1)], dtype=np.uint64)
@@ -54,29 +54,80 @@ def unpack(first: Array, second: Array) -> pa.Array:
     return pa.LargeStringArray.from_buffers(len(first), pa.py_buffer(offsets), pa.py_buffer(text))
 
 
-def encode(first: Array, second: Array) -> tuple[Array, pa.Array]:
-    """Codes `[N]` into the distinct strings, which come sorted."""
-    codes, rows = _group(first, second)
-    distinct = first[rows], second[rows]
-    order = np.lexsort(distinct[::-1])
-    rank = np.empty(len(order), dtype=np.int32)
-    rank[order] = np.arange(len(order), dtype=np.int32)
-    return rank[codes], unpack(distinct[0][order], distinct[1][order])
+class Packer:
+    """Strings that arrive block by block -> codes into the distinct ones."""
+
+    def __init__(self) -> None:
+        self.waiting: list[tuple[Array, Array]] = []
+        self.rows = 0
+        self.codes: list[list[Array]] = []  # of each group that was sorted together
+        self.words: list[tuple[Array, Array]] = []  # the distinct ones of each group
+
+    def add(self, block: pa.Array) -> None:
+        """Take the next block."""
+        self.waiting.append(pack(block))
+        self.rows += len(block)
+        if self.rows >= ROWS:
+            self._sort()
+
+    def _sort(self) -> None:
+        if not self.waiting:
+            return
+        first, second = _join(self.waiting)
+        self.waiting, self.rows = [], 0
+        codes, members = _group(first, second)
+        self.codes.append([codes])
+        self.words.append((first[members], second[members]))
+        if sum(len(words[0]) for words in self.words[1:]) > max(2**23, 2 * len(self.words[0][0])):
+            self._merge()
+
+    def _merge(self) -> None:
+        """One group of all, which is worth it when most of the distinct strings were not merged yet."""
+        if len(self.words) == 1:
+            return
+        first, second = _join(self.words)
+        moved, members = _group(first, second)
+        start, merged = 0, []
+        for codes, words in zip(self.codes, self.words, strict=True):
+            table = moved[start : start + len(words[0])]
+            start += len(words[0])
+            while codes:
+                merged.append(table[codes.pop(0)])
+        self.codes, self.words = [merged], [(first[members], second[members])]
+
+    def finish(self) -> tuple[list[Array], pa.Array]:
+        """Codes, in the order of the blocks, into the distinct strings, which are sorted."""
+        self._sort()
+        self._merge()
+        first, second = self.words[0]
+        order = np.lexsort((second, first))
+        rank = np.empty(len(order), dtype=np.int32)
+        rank[order] = np.arange(len(order), dtype=np.int32)
+        codes, self.codes = self.codes[0], []
+        for place, part in enumerate(codes):
+            codes[place] = rank[part]
+        return codes, unpack(first[order], second[order])
+
+
+def _join(parts: list[tuple[Array, Array]]) -> tuple[Array, Array]:
+    return np.concatenate([first for first, _ in parts]), np.concatenate([second for _, second in parts])
 
 
 def _group(first: Array, second: Array) -> tuple[Array, Array]:
     """Codes of equal pairs of words, and the row of one pair for each code.
 
-    40 bits of a hash above 24 bits of the row are one number; sorting those brings equal pairs together. Every row is
-    then compared with its group. The few that only have the hash of another pair are grouped among themselves.
+    The high bits of a hash above the bits of the row are one number; sorting those brings equal pairs together. Every
+    row is then compared with its group. The few that only have the hash of another pair are grouped among themselves.
     """
     count = len(first)
+    bits = count.bit_length()
     keys = _hash(first, second)
-    keys &= np.uint64(_ALL - (ROWS - 1))
+    keys >>= np.uint64(bits)
+    keys <<= np.uint64(bits)
     keys |= np.arange(count, dtype=np.uint64)
     keys.sort()
-    rows = (keys & np.uint64(ROWS - 1)).astype(np.intp)
-    keys >>= np.uint64(24)
+    rows = (keys & np.uint64((1 << bits) - 1)).astype(np.intp)
+    keys >>= np.uint64(bits)
     new = np.empty(count, dtype=bool)
     new[0] = True
     np.not_equal(keys[1:], keys[:-1], out=new[1:])
