@@ -44,6 +44,11 @@ class Parts:
                 column.add(block.column(column.name))
         self.count += block.num_rows
 
+    def check_any(self, count: int) -> None:
+        """There must be entries."""
+        if not count:
+            raise DataError(f"There must be at least one entry. Got none in {self.source.name}.")
+
     def close(self) -> None:
         """End the threads of the columns."""
         for column in self.modes:
@@ -52,14 +57,12 @@ class Parts:
 
     def finish(self) -> tuple[list[Array], list[Vocabulary | int]]:
         """The rows of each mode, and its vocabulary (the ids found, or those given) or its size."""
-        if not self.count:
-            raise DataError(f"There must be at least one entry. Got none in {self.source.name}.")
         lanes = [column.lane.submit(column.finish) if isinstance(column, IdColumn) else None for column in self.modes]
         finished = [lane.result() if lane else column.finish() for lane, column in zip(lanes, self.modes, strict=True)]
         rows, sizes = [], []
         for mode, (column, (found, size)) in enumerate(zip(self.modes, finished, strict=True)):
             given = self.request.vocabulary(mode, column.name)
-            if isinstance(size, Vocabulary) and given is not None:
+            if isinstance(size, Vocabulary) and given is not None and len(found):
                 found, size = self._translate(found, size, given, column.name), given
             rows.append(found)
             sizes.append(size)
@@ -112,6 +115,7 @@ def collect(
     with closing(Parts(request, chosen, source, text=text)) as parts:
         for block in blocks:
             parts.add(block)
+        parts.check_any(parts.count)
         entries = parts.entries(*parts.finish())
     return settle(entries, request, source)
 

@@ -107,7 +107,8 @@ class IdColumn:
         while self.tasks:
             self.tasks.popleft().result()
         self._encode()
-        assert self.distinct is not None  # noqa: S101  (there is at least one block)
+        if self.distinct is None:
+            return np.empty(0, dtype=np.int32), Vocabulary([])
         codes, self.codes = np.concatenate(self.codes), []
         used = np.zeros(len(self.distinct), dtype=bool)
         used[codes] = True
@@ -190,7 +191,7 @@ class IndexColumn:
     def finish(self) -> tuple[Array, int]:
         """The rows `[N]`, and the size of the mode."""
         blocks, self.blocks = self.blocks, []
-        return np.concatenate(blocks), self.size if self.size is not None else self.highest + 1
+        return _joined(blocks, np.int32), self.size if self.size is not None else self.highest + 1
 
 
 class NumberColumn:
@@ -234,7 +235,7 @@ class NumberColumn:
     def finish(self) -> Array:
         """The numbers `[N]`."""
         blocks, self.blocks = self.blocks, []
-        return np.concatenate(blocks)
+        return _joined(blocks, self.dtype)
 
 
 class TimeColumn:
@@ -266,7 +267,12 @@ class TimeColumn:
 
     def finish(self) -> Array:
         """The times `[N]`."""
-        return np.concatenate(self.blocks)
+        return _joined(self.blocks, np.int64)
+
+
+def _joined(blocks: list[Array], empty: Any) -> Array:
+    """One array of all blocks, of the given type where there are none."""
+    return np.concatenate(blocks) if blocks else np.empty(0, dtype=empty)
 
 
 def _plain(block: pa.Array) -> pa.Array:
