@@ -2,6 +2,8 @@
 
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from datetime import datetime
 from typing import Any
 
 import numpy as np
@@ -257,8 +259,10 @@ class TimeColumn:
         elif pa.types.is_integer(block.type) or pa.types.is_floating(block.type):
             found = block.to_numpy(zero_copy_only=False)
         else:
-            first = block[0].as_py() if len(block) else None
-            raise self.source.complain("Times must be numbers, dates or timestamps.", first, self.name, self.count)
+            items = block.to_pylist()
+            row = next((row for row, item in enumerate(items) if not reads_as_time(str(item))), 0)
+            rule = "Times must be numbers, dates or timestamps."
+            raise self.source.complain(rule, items[row], self.name, self.count + row)
         if not np.isfinite(found).all():
             row = int(np.flatnonzero(~np.isfinite(found))[0])
             raise self.source.complain("Times must be finite.", float(found[row]), self.name, self.count + row)
@@ -282,6 +286,15 @@ def _plain(block: pa.Array) -> pa.Array:
 def _dictionary(ids: pa.Array, count: int) -> pa.DictionaryArray:
     """The first ids, each once, as codes into all of them."""
     return pa.DictionaryArray.from_arrays(pa.array(np.arange(count, dtype=np.int32)), ids)
+
+
+def reads_as_time(text: str) -> bool:
+    """Whether text is a number, or a date or timestamp in ISO's form."""
+    for kind in (float, datetime.fromisoformat):
+        with suppress(ValueError):
+            kind(text)
+            return True
+    return False
 
 
 def _integers(ids: pa.Array) -> pa.Array | None:

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
+from gptf_gpytorch.data.readers.columns import reads_as_time
 from gptf_gpytorch.data.readers.request import Chosen, Request, Source
 from gptf_gpytorch.errors import DataError
 
@@ -126,6 +127,8 @@ def examine(
         indices = request.index_base is not None and request.vocabulary(mode, name) is None
         checks.append((columns.index(name), name, _index_rule if indices else _id_rule))
     checks += [(columns.index(name), name, _number_rule) for name in (chosen.value, chosen.weight) if name]
+    if chosen.time:
+        checks.append((columns.index(chosen.time), chosen.time, _time_rule))
     for position, (line, fields) in enumerate(records):
         if position < skip:
             continue
@@ -150,6 +153,10 @@ def _number_rule(text: str) -> str | None:
 
 def _index_rule(text: str) -> str | None:
     return None if _INTEGER.fullmatch(text.strip(" \t")) else "Indices must be integers."
+
+
+def _time_rule(text: str) -> str | None:
+    return None if reads_as_time(text) else "Times must be numbers, dates or timestamps."
 
 
 def _id_rule(text: str) -> str | None:
