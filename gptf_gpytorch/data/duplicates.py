@@ -35,26 +35,26 @@ def resolve(
     check_policy(policy)
     if policy == "keep" or len(entries) < 2:
         return entries
-    known = entries.known.numpy() if entries.unseen == "prior" else None
-    keys = CellKeys(entries.shape).of(entries.indices)
-    if known is not None and not known.all():
-        merged = resolve(entries[torch.from_numpy(known)], policy, where=where)
-        return TensorEntries.concat([merged, entries[torch.from_numpy(~known)]])
+    known = np.flatnonzero(entries.known.numpy())
+    keys = CellKeys(entries.shape).of(entries.indices.numpy() if len(known) == len(entries) else entries[known].indices)
     ordered = np.sort(keys)
     if not (ordered[1:] == ordered[:-1]).any():
         return entries
     if policy == "error":
-        raise DataError(_complaint(entries, keys, where))
-    return _merge(entries, keys, policy)
+        raise DataError(_complaint(entries, known, keys, where or (lambda row: f"row {row}")))
+    merged, first = _merge(entries[known], keys, policy)
+    unknown = np.flatnonzero(~entries.known.numpy())
+    order = np.argsort(np.concatenate([known[first], unknown]))
+    return TensorEntries.concat([merged, entries[unknown]])[order]
 
 
-def _merge(entries: TensorEntries, keys: Keys, policy: DuplicatePolicy) -> TensorEntries:
+def _merge(entries: TensorEntries, keys: Keys, policy: DuplicatePolicy) -> tuple[TensorEntries, Keys]:
+    """One entry for each key, and the row of its first."""
     _, first, group, counts = np.unique(keys, return_index=True, return_inverse=True, return_counts=True)
-    order = np.argsort(first)  # groups in the order of their first entry
     if policy == "last":
         last = np.zeros(len(first), dtype=np.int64)
         np.maximum.at(last, group, np.arange(len(keys)))
-        return entries[torch.from_numpy(last[order])]
+        return entries[last], first
     if policy == "sum" and entries.weights is not None:
         raise InputError(
             "duplicates='sum' must have entries without weights. Got weights: use 'mean', 'last' or 'keep'."
@@ -66,26 +66,31 @@ def _merge(entries: TensorEntries, keys: Keys, policy: DuplicatePolicy) -> Tenso
     if policy == "mean":
         plain = np.bincount(group, values) / counts  # for cells whose weights are all 0
         summed = np.divide(summed, total, out=plain, where=total > 0)
-    found = entries[torch.from_numpy(first[order])]
-    changes: dict[str, Any] = {"values": torch.from_numpy(summed[order]).to(entries.values.dtype)}
+    found = entries[first]
+    changes: dict[str, Any] = {"values": torch.from_numpy(summed).to(entries.values.dtype)}
     if entries.weights is not None:
-        changes["weights"] = torch.from_numpy(total[order]).to(entries.weights.dtype)
+        changes["weights"] = torch.from_numpy(total).to(entries.weights.dtype)
     if entries.times is not None:
         latest = entries.times.numpy()[first].copy()
         np.maximum.at(latest, group, entries.times.numpy())
-        changes["times"] = torch.from_numpy(latest[order])
-    return replace(found, **changes)
+        changes["times"] = torch.from_numpy(latest)
+    return replace(found, **changes), first
 
 
-def _complaint(entries: TensorEntries, keys: Keys, where: Callable[[int], str] | None) -> str:
-    place = where or (lambda row: f"row {row}")
+def _complaint(entries: TensorEntries, rows: Keys, keys: Keys, where: Callable[[int], str]) -> str:
+    """The count and the first of the duplicates.
+
+    :param rows: where the keys stand among the entries.
+    """
     _, first, group = np.unique(keys, return_index=True, return_inverse=True)
-    again = np.flatnonzero(first[group] != np.arange(len(keys)))  # entries whose cell came before
+    again = np.flatnonzero(first[group] != np.arange(len(keys)))  # whose cell came before
+    pairs = [(int(rows[first[group[place]]]), int(rows[place])) for place in again[:3]]
+    places = {row: where(row) for row in sorted({row for pair in pairs for row in pair})}  # one pass over a file
     shown = []
-    for row in again[:3].tolist():
+    for before, row in pairs:
         cell = zip(entries.names, entries.ids([row])[0], strict=True)
         named = ", ".join(f"{name}={item!r}" for name, item in cell)
-        shown.append(f"({named}) at {place(int(first[group[row]]))} and {place(row)}")
+        shown.append(f"({named}) at {places[before]} and {places[row]}")
     return (
         "Each cell must have one entry, or duplicates= must say what several mean (mean, sum, last, keep). "
         f"Got {len(again)} more entries than cells: {'; '.join(shown)}{'; ...' if len(again) > 3 else ''}."

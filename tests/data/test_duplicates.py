@@ -58,7 +58,16 @@ def test_unknown_policy() -> None:
 
 def test_unknown_entities_are_not_one_entity() -> None:
     unknown = TensorEntries([[-1, 0], [0, 0], [-1, 0]], [1.0, 2.0, 3.0], (2, 2), unseen="prior")
-    assert len(resolve(unknown)) == 3
+    assert resolve(unknown) == unknown
+
+
+def test_unknown_entities_stay_in_their_places() -> None:
+    rows = [[0, 0], [-1, 0], [1, 0], [0, 0], [0, -1]]
+    unknown = TensorEntries(rows, [1.0, 2.0, 3.0, 4.0, 5.0], (2, 2), unseen="prior")
+    assert resolve(unknown, "sum").indices.tolist() == [[0, 0], [-1, 0], [1, 0], [0, -1]]
+    assert resolve(unknown, "sum").values.tolist() == [5.0, 2.0, 3.0, 5.0]
+    with pytest.raises(DataError, match=r"\(mode_0=0, mode_1=0\) at row 0 and row 3"):
+        resolve(unknown)
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 2), st.integers(-5, 5))), st.booleans())

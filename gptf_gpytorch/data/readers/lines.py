@@ -108,10 +108,15 @@ def place(records: Callable[[], Iterator[Record]], path: Path, skip: int) -> Cal
 
     :param skip: how many records are not entries.
     """
+    numbered = enumerate(records(), start=-skip)
+    reached = -1
 
     def at(row: int) -> str:
-        for position, (line, _) in enumerate(records()):
-            if position == row + skip:
+        nonlocal numbered, reached
+        if row <= reached:
+            numbered = enumerate(records(), start=-skip)
+        for reached, (line, _) in numbered:
+            if reached == row:
                 return f"line {line} of {path}"
         return f"entry {row} of {path}"
 
