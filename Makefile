@@ -42,6 +42,7 @@ bench: $(INSTALLED) ## time the bound against its peers and the GEMM floor; writ
 	$(PYTHON_BIN) experiments/benchmarks/primitives.py
 	$(PYTHON_BIN) experiments/benchmarks/sweep.py
 	$(PYTHON_BIN) experiments/benchmarks/scaling.py
+	$(PYTHON_BIN) experiments/benchmarks/reading.py
 
 .PHONY: lock
 lock: $(INSTALLED) $(HOROVOD) ## write what the environment holds now to constraints.txt

@@ -32,7 +32,7 @@ class IdColumn:
         self.name, self.source, self.kind, self.text = name, source, kind, text
         self.type: pa.DataType | None = None
         self.count = 0
-        self.distinct: pa.Array | None = None
+        self.distinct: Any = None
         self.codes: list[Array] = []
         self.packer: packing.Packer | None = None
         self.packing: bool | None = None
@@ -112,11 +112,8 @@ class IdColumn:
         if self.distinct is None:
             return np.empty(0, dtype=np.int32), Vocabulary([])
         codes, self.codes = np.concatenate(self.codes), []
-        used = np.zeros(len(self.distinct), dtype=bool)
-        used[codes] = True
-        if not used.all():  # categories of a table that no row has
-            codes = (np.cumsum(used, dtype=np.int32) - 1)[codes]
-            self.distinct = self.distinct.filter(pa.array(used))
+        if not self.text:
+            codes = self._drop_unused(codes)
         ids = self._typed(self.distinct, codes)
         if pc.all(pc.less(ids[:-1], ids[1:])).as_py():
             return codes, Vocabulary.trusted(ids)
@@ -124,6 +121,15 @@ class IdColumn:
         rank = np.empty(len(ids), dtype=np.int32)
         rank[order.to_numpy()] = np.arange(len(ids), dtype=np.int32)
         return rank[codes], Vocabulary.trusted(ids.take(order))
+
+    def _drop_unused(self, codes: Array) -> Array:
+        """Leave out categories of a table that no row has."""
+        used = np.zeros(len(self.distinct), dtype=bool)
+        used[codes] = True
+        if used.all():
+            return codes
+        self.distinct = self.distinct.filter(pa.array(used))
+        return (np.cumsum(used, dtype=np.int32) - np.int32(1))[codes]
 
     def _typed(self, ids: pa.Array, codes: Array) -> pa.Array:
         """The ids as what the caller asked for, or as what they are."""
