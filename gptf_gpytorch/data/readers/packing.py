@@ -87,9 +87,14 @@ class Packer:
             return
         words = _join(self.waiting)
         self.waiting, self.rows = [], 0
-        codes, members = _group(words)
-        self.codes.append([codes])
-        self.words.append([word[members] for word in words])
+        if len(words) == 1:  # sorted here, so that merging is sequential
+            found, codes = np.unique(words[0], return_inverse=True)
+            words = [found]
+        else:
+            codes, members = _group(words)
+            words = [word[members] for word in words]
+        self.codes.append([codes.astype(np.int32, copy=False)])
+        self.words.append(words)
         if sum(len(words[0]) for words in self.words[1:]) > max(2**23, 2 * len(self.words[0][0])):
             self._merge()
 
@@ -97,28 +102,41 @@ class Packer:
         """One group of all, which is worth it when most of the distinct strings were not merged yet."""
         if len(self.words) == 1:
             return
-        words = _join(self.words)
-        moved, members = _group(words)
-        start, merged = 0, []
-        for codes, part in zip(self.codes, self.words, strict=True):
-            table = moved[start : start + len(part[0])]
-            start += len(part[0])
+        tables, merged_words = _merged(self.words)
+        merged = []
+        for codes, table in zip(self.codes, tables, strict=True):
             while codes:
                 merged.append(table[codes.pop(0)])
-        self.codes, self.words = [merged], [[word[members] for word in words]]
+        self.codes, self.words = [merged], [merged_words]
 
     def finish(self) -> tuple[list[Array], pa.Array]:
         """Codes, in the order of the blocks, into the distinct strings, which are sorted."""
         self._sort()
         self._merge()
-        words = self.words[0]
-        order = np.lexsort(words[::-1]) if len(words) > 1 else np.argsort(words[0])
-        rank = np.empty(len(order), dtype=np.int32)
-        rank[order] = np.arange(len(order), dtype=np.int32)
-        codes, self.codes = self.codes[0], []
-        for place, part in enumerate(codes):
-            codes[place] = rank[part]
-        return codes, unpack([word[order] for word in words])
+        words, codes = self.words[0], self.codes[0]
+        if len(words) > 1:
+            order = np.lexsort(words[::-1])
+            rank = np.empty(len(order), dtype=np.int32)
+            rank[order] = np.arange(len(order), dtype=np.int32)
+            words = [word[order] for word in words]
+            for place, part in enumerate(codes):
+                codes[place] = rank[part]
+        return codes, unpack(words)
+
+
+def _merged(parts: list[Words]) -> tuple[list[Array], Words]:
+    """The distinct strings of all parts, and for each part a table from its codes to theirs."""
+    if all(len(words) == 1 for words in parts):
+        found = np.concatenate([words[0] for words in parts])
+        found.sort()
+        new = np.ones(len(found), dtype=bool)
+        np.not_equal(found[1:], found[:-1], out=new[1:])
+        found = found[new]
+        return [np.searchsorted(found, words[0]).astype(np.int32) for words in parts], [found]
+    words = _join(parts)
+    moved, members = _group(words)
+    ends = np.cumsum([len(part[0]) for part in parts])
+    return np.split(moved, ends[:-1]), [word[members] for word in words]
 
 
 def _join(parts: list[Words]) -> Words:

@@ -1,9 +1,8 @@
 """csv, tsv and FROSTT's tns, gzipped or not: streamed by Arrow; what Arrow refuses gets the careful pass."""
 
 import io
-import itertools
 import re
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import IO
@@ -17,8 +16,6 @@ from gptf_gpytorch.data.readers.collect import collect
 from gptf_gpytorch.data.readers.request import Chosen, Request, Source
 from gptf_gpytorch.errors import DataError
 
-_FEW = pa.dictionary(pa.int32(), pa.string())
-_SAMPLE = 10_000
 _REFUSED = (pa.ArrowInvalid, pa.ArrowKeyError, OSError, EOFError, UnicodeDecodeError)
 
 
@@ -35,7 +32,6 @@ def read_separated(path: Path, request: Request, delimiter: str, columns: Sequen
     names = first[1] if columns is None else list(columns)
     source = Source(str(path), lines.place(records, path, skip=int(header)))
     chosen = request.choose(names, source)
-    few = _few(records(), names)
 
     def blocks(newlines: bool) -> Iterator[pa.RecordBatch]:
         reader = pyarrow.csv.open_csv(
@@ -44,7 +40,7 @@ def read_separated(path: Path, request: Request, delimiter: str, columns: Sequen
                 block_size=lines.LONGEST_LINE, column_names=None if header else names, use_threads=True
             ),
             parse_options=pyarrow.csv.ParseOptions(delimiter=delimiter, newlines_in_values=newlines),
-            convert_options=_types(request, chosen, few),
+            convert_options=_types(request, chosen),
         )
         with reader:
             yield from reader
@@ -103,23 +99,13 @@ def _collected(
     raise DataError(f"{source.name} must be text in columns. Got: {refused}")
 
 
-def _few(records: Iterator[lines.Record], names: Sequence[str]) -> set[str]:
-    """The columns whose values repeat within the first rows: Arrow's parser gives them a dictionary in each block."""
-    try:
-        rows = [fields for _, fields in itertools.islice(records, _SAMPLE)]
-    except DataError:  # the pass over the whole file will tell
-        return set()
-    columns = zip(names, zip(*rows, strict=False), strict=False)
-    return {name for name, values in columns if len(set(values)) < len(rows) / 2}
-
-
-def _types(request: Request, chosen: Chosen, few: Collection[str] = ()) -> pyarrow.csv.ConvertOptions:
+def _types(request: Request, chosen: Chosen) -> pyarrow.csv.ConvertOptions:
     types = {chosen.value: pa.float64()}
     if chosen.weight:
         types[chosen.weight] = pa.float64()
     for mode, name in enumerate(chosen.modes):
         indices = request.index_base is not None and request.vocabulary(mode, name) is None
-        types[name] = pa.int64() if indices else (_FEW if name in few else pa.string())
+        types[name] = pa.int64() if indices else pa.string()
     # No text stands for a missing value: an empty field is refused, and "NA" is an id like any other.
     return pyarrow.csv.ConvertOptions(
         column_types=types, include_columns=list(chosen.all), null_values=[], strings_can_be_null=False
