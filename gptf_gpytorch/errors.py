@@ -9,6 +9,10 @@ class InputError(GPTFError, ValueError):
     """An argument breaks a rule; the message states the rule, then what came."""
 
 
+class DataError(InputError):
+    """Data breaks a rule; the message states the rule, then the value, its column, its row or line, and the source."""
+
+
 class NumericalError(GPTFError, ArithmeticError):
     """A computation left the numbers it can work with."""
 
@@ -35,3 +39,7 @@ class LambdaWarning(UserWarning):
 
 class JitterWarning(UserWarning):
     """K_BB needed more jitter than was asked for."""
+
+
+class DataWarning(UserWarning):
+    """Data that is allowed, but may not be what was meant."""

@@ -1,0 +1,193 @@
+"""A column of ids that arrives block by block as Arrow arrays -> rows of a vocabulary, or an error."""
+
+from collections import deque
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from gptf_gpytorch.data.readers import packing
+from gptf_gpytorch.data.readers.request import IdKind, Source
+from gptf_gpytorch.data.vocabulary import Vocabulary, id_type
+from gptf_gpytorch.errors import DataError
+
+Array = np.ndarray[Any, Any]
+LONGEST_ID = 2**16
+_WAITING = 2**27  # bytes of a column that wait to be encoded together
+
+
+class IdColumn:
+    """The ids of a mode: codes `[N]` into distinct ids, which :meth:`finish` turns into rows of a vocabulary.
+
+    Blocks are checked when they come, and encoded by a thread of their own. Short strings that are mostly distinct are
+    packed and sorted; all else waits, and is left to Arrow's hash table, many blocks at once because merging a
+    dictionary of each would be slow. Memory is that of the distinct ids, the codes, and what waits, which is bounded.
+    """
+
+    def __init__(self, name: str, source: Source, kind: IdKind, *, text: bool) -> None:
+        self.name, self.source, self.kind, self.text = name, source, kind, text
+        self.type: pa.DataType | None = None
+        self.count = 0
+        self.distinct: Any = None
+        self.codes: list[Array] = []
+        self.packer: packing.Packer | None = None
+        self.packing: bool | None = None
+        self.waiting: list[pa.Array] = []
+        self.lane = ThreadPoolExecutor(1)
+        self.tasks: deque[Future[None]] = deque()
+
+    def add(self, block: pa.Array) -> None:
+        """Take the next block."""
+        target = id_type(block.type)
+        if target is None or (self.type is not None and target != self.type):
+            raise self.source.complain(
+                "Ids must be all strings or all integers (cast the column, or leave it out with modes=).",
+                f"{block.type} {block[0].as_py() if len(block) else ''}",
+                self.name,
+                self.count,
+            )
+        if block.null_count or (pa.types.is_dictionary(block.type) and block.dictionary.null_count):
+            row = pc.index(pc.is_null(_plain(block)), True).as_py()
+            raise self.source.complain("Ids must not be missing.", None, self.name, self.count + row)
+        self.type = target
+        self.count += len(block)
+        self.tasks.append(self.lane.submit(self._take, block))
+        if len(self.tasks) > 8:
+            self.tasks.popleft().result()
+
+    def close(self) -> None:
+        """End the thread."""
+        self.lane.shutdown(cancel_futures=True)
+
+    def _take(self, block: pa.Array) -> None:
+        if self.packing is None:
+            self.packing = pa.types.is_string(block.type) and pc.count_distinct(block).as_py() > len(block) / 8
+        if self.packing and packing.packs(block):
+            if self.packer is None:
+                self._encode()
+                self.packer = packing.Packer()
+            self.packer.add(block)
+            return
+        if self.packer or (self.waiting and self.waiting[0].type != block.type):
+            self._encode()
+        self.waiting.append(block)
+        if sum(part.nbytes for part in self.waiting) > _WAITING:
+            self._encode()
+
+    def _encode(self) -> None:
+        """Turn what waits into codes."""
+        if self.packer:
+            (codes, ids), self.packer = self.packer.finish(), None
+        elif self.waiting:
+            blocks, self.waiting = pa.chunked_array(self.waiting), []
+            encoded = blocks.unify_dictionaries() if pa.types.is_dictionary(blocks.type) else blocks.dictionary_encode()
+            ids = self._cast(encoded.chunk(0).dictionary)
+            codes = [chunk.indices.to_numpy(zero_copy_only=False) for chunk in encoded.chunks]
+        else:
+            return
+        if self.distinct is not None:
+            both = pa.chunked_array([_dictionary(self.distinct, 0), _dictionary(ids, len(ids))]).unify_dictionaries()
+            ids, moved = both.chunk(0).dictionary, both.chunk(1).indices.to_numpy(zero_copy_only=False)
+            codes = [moved[part] for part in codes]
+        self.distinct = ids
+        self.codes += [part.astype(np.int32, copy=False) for part in codes]
+
+    def _cast(self, ids: pa.Array) -> pa.Array:
+        try:
+            return ids.cast(self.type)
+        except pa.ArrowInvalid as error:
+            raise DataError(
+                f"Integer ids must lie within 64 bits, signed. Got: {error}, in column {self.name!r} of {self.source.name}."
+            ) from error
+
+    def finish(self) -> tuple[Array, Vocabulary]:
+        """The rows `[N]` of all ids, and their vocabulary: the ids that are used, sorted."""
+        while self.tasks:
+            self.tasks.popleft().result()
+        self._encode()
+        if self.distinct is None:
+            return np.empty(0, dtype=np.int32), Vocabulary([])
+        codes, self.codes = np.concatenate(self.codes), []
+        if not self.text:
+            codes = self._drop_unused(codes)
+        ids = self._typed(self.distinct, codes)
+        if pc.all(pc.less(ids[:-1], ids[1:])).as_py():
+            return codes, Vocabulary.trusted(ids)
+        order = pc.array_sort_indices(ids)
+        rank = np.empty(len(ids), dtype=np.int32)
+        rank[order.to_numpy()] = np.arange(len(ids), dtype=np.int32)
+        return rank[codes], Vocabulary.trusted(ids.take(order))
+
+    def _drop_unused(self, codes: Array) -> Array:
+        """Leave out categories of a table that no row has."""
+        used = np.zeros(len(self.distinct), dtype=bool)
+        used[codes] = True
+        if used.all():
+            return codes
+        self.distinct = self.distinct.filter(pa.array(used))
+        return (np.cumsum(used, dtype=np.int32) - np.int32(1))[codes]
+
+    def _typed(self, ids: pa.Array, codes: Array) -> pa.Array:
+        """The ids as what the caller asked for, or as what they are."""
+        if pa.types.is_integer(ids.type):
+            return ids if self.kind != "string" else ids.cast(pa.large_string())
+        self._check_text(ids, codes)
+        if self.kind == "string" or (self.kind == "auto" and not self.text):
+            return ids
+        integers = _integers(ids)
+        if integers is not None:
+            return integers
+        if self.kind == "integer":
+            bad = np.array([_integers(ids[place : place + 1]) is None for place in range(len(ids))])
+            raise self._complain("Ids must be integers, written without leading zeros or signs.", bad, ids, codes)
+        if _floats(ids):
+            bad = pc.match_substring(ids, ".").to_numpy(zero_copy_only=False)
+            rule = "Ids must be strings or integers (ids='string' takes the text as it is, modes= leaves a column out)."
+            raise self._complain(rule, bad, ids, codes)
+        return ids
+
+    def _check_text(self, ids: pa.Array, codes: Array) -> None:
+        rules = {
+            "Ids must not be empty.": pc.equal(pc.binary_length(ids), 0),
+            "Ids must not hold a newline or NUL.": pc.match_substring_regex(ids, r"[\x00\r\n]"),
+            f"Ids must be at most {LONGEST_ID:,} bytes long.": pc.greater(pc.binary_length(ids), LONGEST_ID),
+        }
+        for rule, found in rules.items():
+            bad = found.to_numpy(zero_copy_only=False)
+            if bad.any():
+                raise self._complain(rule, bad, ids, codes)
+
+    def _complain(self, rule: str, bad: Array, ids: pa.Array, codes: Array) -> DataError:
+        row = int(np.flatnonzero(bad[codes])[0])
+        return self.source.complain(rule, ids[int(codes[row])].as_py(), self.name, row)
+
+
+def _plain(block: pa.Array) -> pa.Array:
+    return block.dictionary_decode() if pa.types.is_dictionary(block.type) else block
+
+
+def _dictionary(ids: pa.Array, count: int) -> pa.DictionaryArray:
+    """The first ids, each once, as codes into all of them."""
+    return pa.DictionaryArray.from_arrays(pa.array(np.arange(count, dtype=np.int32)), ids)
+
+
+def _integers(ids: pa.Array) -> pa.Array | None:
+    """The ids as integers, if writing those gives the same text again."""
+    try:
+        ids[:100].cast(pa.int64())  # a cast that fails does not stop before the end
+        found = ids.cast(pa.int64())
+    except pa.ArrowInvalid:
+        return None
+    return found if found.cast(pa.large_string()).equals(ids) else None
+
+
+def _floats(ids: pa.Array) -> bool:
+    """Whether every id reads as a number, and some as a fraction."""
+    try:
+        ids[:100].cast(pa.float64())
+        ids.cast(pa.float64())
+    except pa.ArrowInvalid:
+        return False
+    return bool(pc.any(pc.match_substring(ids, ".")).as_py())
