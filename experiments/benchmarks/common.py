@@ -77,11 +77,18 @@ def floor(n: int, p: int, gemm_seconds: float) -> float:
     return (4.0 * p * p * n + 8.0 * p * len(SHAPE) * RANK * n) / peak
 
 
-def interleave(subjects: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, list[float]]:
-    """Seconds of each subject, one after the other in every round, after one round that does not count."""
+def interleave(
+    subjects: dict[str, Callable[[], object]], rounds: int, *, rest: float = 0.0
+) -> dict[str, list[float]]:
+    """Seconds of each subject, one after the other in every round, after one round that does not count.
+
+    :param rest: seconds before each: the threads of some libraries spin, and their memory is freed, for a while after they
+        have returned, which would be charged to whoever comes next.
+    """
     seconds: dict[str, list[float]] = {name: [] for name in subjects}
     for turn in range(rounds + 1):
         for name, run in subjects.items():
+            time.sleep(rest)
             started = time.perf_counter()
             run()
             if turn:

@@ -52,7 +52,7 @@ def main(entries: int, inducing: int, rounds: int) -> None:
         errors = _agreement(others, peers.ours(ours["auto"], indices, y))
         subjects.update(others)
         subjects["GEMM"] = common.gemm()
-        seconds = common.interleave(subjects, rounds)
+        seconds = common.interleave(subjects, rounds, rest=0.3)
         median = common.medians(seconds)
         floor = common.floor(entries, inducing, min(seconds["GEMM"]))  # the peak: the fastest that was seen
         result["states"][state] = {
