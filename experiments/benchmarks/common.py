@@ -6,7 +6,7 @@ import os
 import platform
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -77,9 +77,7 @@ def floor(n: int, p: int, gemm_seconds: float) -> float:
     return (4.0 * p * p * n + 8.0 * p * len(SHAPE) * RANK * n) / peak
 
 
-def interleave(
-    subjects: dict[str, Callable[[], object]], rounds: int, *, rest: float = 0.0
-) -> dict[str, list[float]]:
+def interleave(subjects: dict[str, Callable[[], object]], rounds: int, *, rest: float = 0.0) -> dict[str, list[float]]:
     """Seconds of each subject, one after the other in every round, after one round that does not count.
 
     :param rest: seconds before each: the threads of some libraries spin, and their memory is freed, for a while after they

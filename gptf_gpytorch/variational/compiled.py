@@ -209,7 +209,8 @@ class CompiledWorkspace(Workspace):
     def _weigh(
         self, K_bar: Tensor, column: Tensor, row: Tensor, found: Features, weights: Tensor | None
     ) -> Tensor | None:
-        assert found.H is not None  # noqa: S101 the way back asks for it
+        assert found.K is not None  # noqa: S101 the way back asks for it
+        assert found.H is not None  # noqa: S101
         v = _NO_WEIGHTS if weights is None else weights.contiguous().numpy()
         total = _weigh(
             K_bar.numpy(),

@@ -122,6 +122,7 @@ class FusedGaussianMap(FusedMap):
         r, v = chunk.y - self.space.mean, chunk.weights
 
         def mean() -> Tensor:
+            assert found.K is not None  # noqa: S101 the way back asks for it
             drift = (self.space.L_inv.T @ g) @ found.K + 2.0 * g2 * r
             return -(drift if v is None else v * drift).sum()
 
@@ -143,7 +144,11 @@ class FusedProbitMap(FusedMap):
     def _argument(self, chunk: EntryChunk, found: Features) -> tuple[Tensor, Tensor]:
         """The signs s and arguments t = s (mu + eta' w) of a chunk."""
         s = 2.0 * chunk.y - 1.0
-        f = self.lam @ found.K if found.w is None else self.eta @ found.w
+        if found.w is not None:
+            f = self.eta @ found.w
+        else:
+            assert found.K is not None  # noqa: S101
+            f = self.lam @ found.K
         return s, s * (f + self.space.mean)
 
     def __call__(self, chunk: EntryChunk) -> ProbitStatistics:

@@ -112,5 +112,6 @@ class _Fused:
         found = []
         for chunk in chunks:
             K = self.space.features(chunk, whiten=False).K
+            assert K is not None  # noqa: S101
             found.append((self.lam @ K + self.space.mean, self.variance - self.space.square_norms(self.T, K)))
         return found

@@ -12,7 +12,7 @@ from gptf_gpytorch.variational.stationary import StationaryPrior
 from gptf_gpytorch.variational.statistics import EntryChunk
 
 #: Bytes of kernel chunks that one evaluation may keep for its later passes, whatever N is.
-CACHE_BYTES = 256 * 2**20
+CACHE_BYTES = 192 * 2**20
 #: Up to this condition number of K_BB, in the Frobenius norm, the explicit form keeps the digits that the tests ask for:
 #: experiments/benchmarks/conditioning.py measures how far it could be raised.
 EXPLICIT_CONDITION = 5e5
@@ -110,25 +110,36 @@ class Workspace:
         return self.arena.buffer(name, rows, columns, self.L_inv)
 
     def features(self, chunk: EntryChunk, *, slope: bool = False, whiten: bool = True) -> "Features":
-        """The kernel's values at a chunk, and what else is asked for, from this evaluation's memory or computed now."""
-        mapped = self._mapped.get(chunk.rows.start)
-        if mapped is not None:
-            return mapped
+        """What is asked for of a chunk, from this evaluation's memory or computed now.
+
+        Where w is needed more than once it is what stays: a kernel's values are cheaper to compute again.
+
+        :param slope: K and H are needed.
+        :param whiten: w is needed.
+        """
         n, p, differs = chunk.rows.stop - chunk.rows.start, self.p, self.prior.slope_differs
-        shapes = {"x": (self.columns, n), "K": (p, n)}
-        shapes |= {"w": (p, n)} if self.keeps_w else {}
-        shapes |= {"H": (p, n)} if differs else {}
+        mapped = self._mapped.get(chunk.rows.start)
+        if mapped is not None and (mapped.K is not None or not slope):
+            return mapped
+        if mapped is not None:
+            K, H = self.buffer("K", p, n), self.buffer("H", p, n) if differs else None
+            torch.mm(self.B_aug, mapped.x, out=K)
+            self._values(K, H)
+            return replace(mapped, K=K, H=H if differs else K)
+        shapes = {"x": (self.columns, n)}
+        shapes |= {"w": (p, n)} if self.keeps_w else {"K": (p, n)} | ({"H": (p, n)} if differs else {})
         kept = self.arena.chunk((chunk.rows.start, n), shapes, self.L_inv)
-        keep = kept is not None
-        held = kept or {name: self.buffer(name, *shape) for name, shape in shapes.items()}
-        x, K, w = held["x"], held["K"], None
-        H = held["H"] if differs and (slope or keep) else None
-        if whiten or (keep and self.keeps_w):
-            w = held["w"] if self.keeps_w else self.buffer("w", p, n)
+        held = kept or {}
+        x, K = held.get("x", self.buffer("x", self.columns, n)), held.get("K", self.buffer("K", p, n))
+        H = w = None
+        if differs and (slope or "H" in held):
+            H = held.get("H", self.buffer("H", p, n))
+        if whiten or "w" in held:
+            w = held.get("w", self.buffer("w", p, n))
         self._fill(chunk, x, K, H, w)
         found = Features(x, K, H if differs else K, w)
-        if keep:
-            self._mapped[chunk.rows.start] = found if self.keeps_w else replace(found, w=None)
+        if kept is not None:
+            self._mapped[chunk.rows.start] = Features(x, None, None, w) if self.keeps_w else replace(found, w=None)
         return found
 
     def _fill(self, chunk: EntryChunk, x: Tensor, K: Tensor, H: Tensor | None, w: Tensor | None) -> None:
@@ -143,6 +154,7 @@ class Workspace:
         """The way back through a chunk, K_bar being v * (left K + column row') or v * L^-T (left w + column row')."""
         K_bar = self.buffer("K_bar", self.p, row.numel())
         if self.explicit:
+            assert found.K is not None  # noqa: S101 the way back asks for it
             torch.mm(left, found.K, out=K_bar)
         else:
             assert found.w is not None  # noqa: S101 the whitened form asks for w
@@ -174,7 +186,8 @@ class Workspace:
         self, K_bar: Tensor, column: Tensor, row: Tensor, found: "Features", weights: Tensor | None
     ) -> Tensor | None:
         """E = v * (K_bar + column row') * H in place of K_bar; the sum of K_bar * K where that is not the sum of E."""
-        assert found.H is not None  # noqa: S101 the way back asks for it
+        assert found.K is not None  # noqa: S101 the way back asks for it
+        assert found.H is not None  # noqa: S101
         K_bar.addr_(column, row)
         if weights is not None:
             K_bar.mul_(weights)
@@ -199,7 +212,7 @@ class Features:
     """A chunk, mapped."""
 
     x: Tensor  # [D + 2 or more, n]: scaled and centred x, 1, -|x|^2 / 2, 0
-    K: Tensor  # [p, n]
+    K: Tensor | None  # [p, n]
     H: Tensor | None  # [p, n]
     w: Tensor | None  # [p, n]
 
