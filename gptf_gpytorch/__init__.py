@@ -11,14 +11,17 @@ A tensor entry at (i_1, ..., i_K) is a Gaussian process function of the concaten
     mll.refresh()                                # q(v) at the final parameters
     probability = likelihood(model.eval()(indices)).probs
 
-Reading order is import order: ``errors``; ``distributed`` (workers, the differentiable sum over them); ``factors``,
-``kernels``, ``likelihoods``; ``variational`` (statistics, bounds, lambda, strategy, ELBO); ``models``;
-``initialization``.
+Reading order is import order: ``errors``; ``distributed`` (workers, the differentiable sum over them); ``data``
+(entries, vocabularies, readers, sampling, splits); ``factors``, ``kernels``, ``likelihoods``; ``variational``
+(statistics, bounds, lambda, strategy, ELBO); ``models``; ``initialization``.
 """
 
+from gptf_gpytorch.data import TensorEntries, Vocabulary, read
 from gptf_gpytorch.distributed.communicator import Communicator, SingleProcess
 from gptf_gpytorch.errors import (
     CholeskyError,
+    DataError,
+    DataWarning,
     DeferredPosteriorError,
     GPTFError,
     InputError,
@@ -47,6 +50,8 @@ __all__ = [
     "CollapsedVariationalDistribution",
     "CollapsedVariationalStrategy",
     "Communicator",
+    "DataError",
+    "DataWarning",
     "DeferredPosteriorError",
     "FactorRBFKernel",
     "GPTFError",
@@ -61,9 +66,12 @@ __all__ = [
     "ProbitLikelihood",
     "SingleProcess",
     "StalePosteriorError",
+    "TensorEntries",
+    "Vocabulary",
     "__version__",
     "initialize",
     "marginals",
+    "read",
     "restart",
     "to_svgp",
 ]

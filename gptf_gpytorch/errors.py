@@ -9,12 +9,20 @@ class InputError(GPTFError, ValueError):
     """An argument breaks a rule; the message states the rule, then what came."""
 
 
+class DataError(InputError):
+    """Data breaks a rule; the message states the rule, then the value, its column, its row or line, and the source."""
+
+
 class NumericalError(GPTFError, ArithmeticError):
     """A computation left the numbers it can work with."""
 
 
 class CholeskyError(NumericalError):
     """K_BB has no Cholesky factor, even with the largest jitter that was tried."""
+
+
+class CheckpointError(GPTFError, OSError):
+    """A checkpoint cannot be written, or is not what was saved."""
 
 
 class DeferredPosteriorError(GPTFError, RuntimeError):
@@ -35,3 +43,7 @@ class LambdaWarning(UserWarning):
 
 class JitterWarning(UserWarning):
     """K_BB needed more jitter than was asked for."""
+
+
+class DataWarning(UserWarning):
+    """Data that is allowed, but may not be what was meant."""

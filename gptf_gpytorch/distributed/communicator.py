@@ -7,6 +7,7 @@ import sys
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 
+import torch
 from torch import Tensor
 
 from gptf_gpytorch.health import Fact
@@ -37,6 +38,18 @@ class Communicator(ABC):
     @abstractmethod
     def broadcast(self, tensor: Tensor, root: int = 0) -> Tensor:
         """Worker ``root``'s tensor, on every worker; the others pass one of the same shape and dtype."""
+
+    def gather_bytes(self, payload: bytes) -> list[bytes]:
+        """What each worker passed, in the order of ranks, on every worker; lengths may differ."""
+        lengths = torch.zeros(self.size, dtype=torch.int64)
+        lengths[self.rank] = len(payload)
+        found = []
+        for root, length in enumerate(self.sum(lengths).tolist()):
+            buffer = torch.zeros(length, dtype=torch.uint8)
+            if root == self.rank and length:
+                buffer = torch.frombuffer(bytearray(payload), dtype=torch.uint8)
+            found.append(self.broadcast(buffer, root).numpy().tobytes() if length else b"")
+        return found
 
 
 class SingleProcess(Communicator):

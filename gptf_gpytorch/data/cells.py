@@ -1,0 +1,85 @@
+"""Cells of a tensor as sortable keys: one number a cell, so that sets of cells are sorted arrays."""
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+Keys = np.ndarray[Any, np.dtype[Any]]
+
+
+class CellKeys:
+    r"""A one-to-one map between cells and keys, in the order of the indices.
+
+    With fewer than :math:`2^{63}` cells the key is the position :math:`\sum_k i_k \prod_{l > k} d_l`. With more, modes
+    are grouped so that each group has such a position, and the key is their bytes, the most significant first.
+
+    :param shape: the number of entities of each mode.
+    """
+
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        self.shape = shape
+        self.count = math.prod(shape)
+        self.groups: list[list[int]] = [[]]
+        size = 1
+        for mode, d in enumerate(shape):
+            if size * d >= 2**63:
+                self.groups.append([])
+                size = 1
+            self.groups[-1].append(mode)
+            size *= d
+
+    @property
+    def plain(self) -> bool:
+        """Whether keys are positions, which can be counted with."""
+        return len(self.groups) == 1
+
+    def of(self, indices: Tensor | Keys) -> Keys:
+        """Indices `[N, K]` -> keys `[N]`."""
+        array = np.asarray(indices)
+        positions = [self._position(array, group) for group in self.groups]
+        if self.plain:
+            return positions[0]
+        # Fixed-width bytes compare as the numbers do; trailing zero bytes count for nothing in both.
+        return np.stack(positions, axis=1).astype(">i8").view(f"S{8 * len(positions)}")[:, 0]
+
+    def indices(self, keys: Keys) -> Keys:
+        """Keys `[N]` -> indices `[N, K]`."""
+        if self.plain:
+            positions = [keys]
+        else:
+            width = len(self.groups)
+            table = np.ascontiguousarray(keys).view(">i8").reshape(-1, width).astype(np.int64)
+            positions = [table[:, column] for column in range(width)]
+        found = np.empty((len(keys), len(self.shape)), dtype=np.int64)
+        for group, position in zip(self.groups, positions, strict=True):
+            rest = position
+            for mode in reversed(group):
+                rest, found[:, mode] = np.divmod(rest, self.shape[mode])
+        return found
+
+    def union(self, parts: Iterable[Keys]) -> Keys:
+        """The distinct keys of all parts, sorted."""
+        found = [part for part in parts if len(part)]
+        if not found:
+            return self.of(np.empty((0, len(self.shape)), dtype=np.int64))
+        return np.unique(np.concatenate(found))
+
+    def _position(self, array: Keys, group: list[int]) -> Keys:
+        position = np.zeros(len(array), dtype=np.int64)
+        for mode in group:
+            position *= self.shape[mode]
+            position += array[:, mode]
+        return position
+
+
+def contains(keys: Keys, wanted: Keys) -> np.ndarray[Any, np.dtype[np.bool_]]:
+    """Which of the wanted keys are among the sorted ones."""
+    if not len(keys):
+        return np.zeros(len(wanted), dtype=bool)
+    place = np.searchsorted(keys, wanted)
+    place[place == len(keys)] = 0
+    found: np.ndarray[Any, np.dtype[np.bool_]] = keys[place] == wanted
+    return found

@@ -1,0 +1,42 @@
+"""Packed strings: exact, sorted by code point, and right where hashes collide."""
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gptf_gpytorch.data.readers import packing
+
+SHORT = st.text(st.characters(exclude_categories=["Cs"]), max_size=15).filter(lambda text: len(text.encode()) <= 15)
+
+
+def check(blocks: list[list[str]]) -> None:
+    packer = packing.Packer()
+    for block in blocks:
+        # A slice, so that the offsets do not start at 0.
+        packer.add(pa.array(["before", *block, "after"], pa.string())[1:-1])
+    codes, ids = packer.finish()
+    texts = [text for block in blocks for text in block]
+    assert ids.to_pylist() == sorted(set(texts))
+    assert [ids[code].as_py() for code in np.concatenate(codes)] == texts
+
+
+@given(st.lists(st.lists(SHORT, min_size=1), min_size=1))
+def test_every_short_string_comes_back(blocks: list[list[str]]) -> None:
+    check(blocks)
+
+
+@given(st.lists(st.lists(SHORT, min_size=1), min_size=1))
+def test_collisions_and_merges_change_nothing(blocks: list[list[str]]) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(packing, "_hash", lambda first, second: (first ^ second) << np.uint64(62))
+        patch.setattr(packing, "ROWS", 3)
+        check(blocks)
+
+
+def test_what_does_not_fit_is_not_packed() -> None:
+    assert packing.packs(pa.array(["123456789012345"]))
+    assert not packing.packs(pa.array(["1234567890123456"]))
+    assert not packing.packs(pa.array(["é" * 8]))
+    assert not packing.packs(pa.array([1]))
