@@ -71,7 +71,9 @@ def load(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         if digest(path) != expected:
             raise CheckpointError(f"{path} must be what was saved. Got another SHA-256: the file has changed.")
     try:
-        return safetensors.torch.load_file(folder / _STATE), json.loads(_read(folder / _RUN))
+        tensors = safetensors.torch.load_file(folder / _STATE)
+        # In memory of their own, aligned as all tensors are: sums over them must round as they did before.
+        return {name: tensor.clone() for name, tensor in tensors.items()}, json.loads(_read(folder / _RUN))
     except (SafetensorError, ValueError, OSError) as error:
         raise CheckpointError(f"{folder} must be a checkpoint that was saved whole. Got: {error}.") from error
 

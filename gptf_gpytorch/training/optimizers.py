@@ -108,8 +108,9 @@ class LBFGS(Optimizer):
 
     def load(self, state: dict[str, Tensor]) -> None:
         """See :meth:`Optimizer.load`."""
-        self._steps = list(state["steps"].clone().unbind()) if state else []
-        self._changes = list(state["changes"].clone().unbind()) if state else []
+        # Each in memory of its own: how a dot product is rounded may depend on where its operands begin.
+        self._steps = [row.clone() for row in state["steps"]] if state else []
+        self._changes = [row.clone() for row in state["changes"]] if state else []
 
 
 class GradientDescent(Optimizer):
