@@ -117,12 +117,16 @@ class Checkpoints:
             self.folder.mkdir(parents=True, exist_ok=True)
             descriptor = os.open(self.folder / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
         except OSError as error:
-            raise CheckpointError(f"The output folder must be writable. Got {self.folder}: {error.strerror}.") from error
+            raise CheckpointError(
+                f"The output folder must be writable. Got {self.folder}: {error.strerror}."
+            ) from error
         try:
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError as error:
-                raise CheckpointError(f"A folder is for one run at a time. Got {self.folder}, which another run uses.") from error
+                raise CheckpointError(
+                    f"A folder is for one run at a time. Got {self.folder}, which another run uses."
+                ) from error
             yield
         finally:
             os.close(descriptor)

@@ -88,16 +88,18 @@ class TrainConfig:
             _whole("rank", self.rank, 1)
         for name, low in _WHOLE.items():
             _whole(name, getattr(self, name), low)
-        for name, (low, high) in _REAL.items():
+        for name, (least, most) in _REAL.items():
             value = getattr(self, name)
-            right = isinstance(value, int | float) and not isinstance(value, bool) and low <= value <= high
+            right = isinstance(value, int | float) and not isinstance(value, bool) and least <= value <= most
             if not right:
-                raise InputError(f"{name} must be a number in [{low:g}, {high:g}]. Got {value!r}.")
+                raise InputError(f"{name} must be a number in [{least:g}, {most:g}]. Got {value!r}.")
             object.__setattr__(self, name, float(value))
         if not isinstance(self.standardize, bool):
             raise InputError(f"standardize must be true or false. Got {self.standardize!r}.")
         if self.patience and not self.validation:
-            raise InputError(f"patience needs entries held out: validation must be above 0. Got patience {self.patience}.")
+            raise InputError(
+                f"patience needs entries held out: validation must be above 0. Got patience {self.patience}."
+            )
 
     @classmethod
     def of(cls, values: Mapping[str, Any], where: str = "the configuration") -> "TrainConfig":

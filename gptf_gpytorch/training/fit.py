@@ -13,14 +13,14 @@ from torch import Tensor
 from gptf_gpytorch.data.entries import TensorEntries
 from gptf_gpytorch.data.sampling import balance
 from gptf_gpytorch.distributed.communicator import Communicator, SingleProcess
-from gptf_gpytorch.errors import CheckpointError, InputError
+from gptf_gpytorch.errors import CheckpointError, InputError, InterruptedRunError
 from gptf_gpytorch.initialization import initialize
 from gptf_gpytorch.tracking.tracker import Tracker, Trackers
 from gptf_gpytorch.training import optimizers
 from gptf_gpytorch.training.checkpoints import Checkpoints
 from gptf_gpytorch.training.config import TrainConfig
 from gptf_gpytorch.training.history import History
-from gptf_gpytorch.training.loop import Interrupted, Loop, Progress
+from gptf_gpytorch.training.loop import Loop, Progress
 from gptf_gpytorch.training.objective import BoundObjective, Scaling, log_density
 from gptf_gpytorch.training.saved import FittedModel, build
 from gptf_gpytorch.training.signals import StopRequest
@@ -29,7 +29,15 @@ from gptf_gpytorch.variational.elbo import CollapsedELBO
 # Steps after which the best of several starts is chosen.
 _SCREENING = 20
 # A run may be resumed with other values of these: they say when to stop, not where to go.
-_MAY_CHANGE = {"max_iterations", "max_seconds", "checkpoint_seconds", "keep", "tolerance", "gradient_tolerance", "patience"}
+_MAY_CHANGE = {
+    "max_iterations",
+    "max_seconds",
+    "checkpoint_seconds",
+    "keep",
+    "tolerance",
+    "gradient_tolerance",
+    "patience",
+}
 
 
 @dataclass(frozen=True)
@@ -160,9 +168,9 @@ class _Run:
             )
             try:
                 reason = loop.run()
-            except Interrupted as stopped:
+            except InterruptedRunError as stopped:
                 where = f" Resume it with the same command and --resume: {self.output}." if self.output else ""
-                raise Interrupted(f"{stopped}{where}", stopped.signal) from None
+                raise InterruptedRunError(f"{stopped}{where}", stopped.signal) from None
         objective(progress.point.x if progress.best is None else progress.best)
         mll.model.eval()
         fitted = FittedModel(
@@ -189,9 +197,14 @@ class _Run:
             initialize(mll, objective.indices, objective.values, seed=seed, scale=config.scale, weights=weights)
             progress = Progress(objective(objective.vector()))
             if config.restarts > 1:
-                short = TrainConfig.of({**config.to_dict(), "max_seconds": config.max_seconds} | {
-                    "max_iterations": min(_SCREENING, config.max_iterations), "restarts": 1, "checkpoint_seconds": 1e9,
-                })
+                short = TrainConfig.of(
+                    {**config.to_dict(), "max_seconds": config.max_seconds}
+                    | {
+                        "max_iterations": min(_SCREENING, config.max_iterations),
+                        "restarts": 1,
+                        "checkpoint_seconds": 1e9,
+                    }
+                )
                 optimizer.reset()
                 Loop(objective, optimizer, short, progress, tracker=Tracker(), stop=self.stop).run()
                 found.append((progress.point.value, seed, progress.point.x))
@@ -208,7 +221,7 @@ class _Run:
         tensors = {f"mll.{name}": tensor for name, tensor in mll.state_dict().items()}
         tensors |= {f"optimizer.{name}": tensor for name, tensor in optimizer.state().items()}
         tensors |= {f"progress.{name}": tensor for name, tensor in progress.tensors().items()}
-        run = {"kind": "checkpoint", "config": self.config.to_dict(), "shape": list(self.entries.shape)}
+        run: dict[str, Any] = {"kind": "checkpoint", "config": self.config.to_dict(), "shape": list(self.entries.shape)}
         run |= {"data": self.digest, "workers": self.communicator.size, "progress": progress.to_dict()}
         self.checkpoints.save(progress.iteration, tensors, run)
 
@@ -218,7 +231,9 @@ class _Run:
         pairs = {name: (before.get(name), value) for name, value in now.items() if name not in _MAY_CHANGE}
         pairs |= {"shape": (run["shape"], list(self.entries.shape)), "data": (run["data"], self.digest)}
         for name, (then, value) in pairs.items():
-            if (list(then) if isinstance(then, tuple) else then) != (list(value) if isinstance(value, tuple) else value):
+            if (list(then) if isinstance(then, tuple) else then) != (
+                list(value) if isinstance(value, tuple) else value
+            ):
                 raise CheckpointError(f"{name} must be what the run began with: {then!r}. Got {value!r}.")
         parts: dict[str, dict[str, Tensor]] = {"mll": {}, "optimizer": {}, "progress": {}}
         for name, tensor in tensors.items():

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gptf_gpytorch.errors import GPTFError, JitterWarning, NumericalError
+from gptf_gpytorch.errors import InterruptedRunError, JitterWarning, NumericalError
 from gptf_gpytorch.tracking.tracker import Tracker
 from gptf_gpytorch.training.config import TrainConfig
 from gptf_gpytorch.training.history import History, Step
@@ -25,18 +25,7 @@ _ROLLBACKS = 5
 _WINDOW = 10
 
 
-class Interrupted(GPTFError):
-    """A signal asked the run to stop; its state was saved if it has a folder.
-
-    :param signal: the number of the signal.
-    """
-
-    def __init__(self, message: str, signal: int) -> None:
-        super().__init__(message)
-        self.signal = signal
-
-
-class _StopNow(Exception):
+class _StopNowError(Exception):
     """Leaves an evaluation that nobody waits for any more."""
 
 
@@ -140,10 +129,10 @@ class Loop:
                 found = self.optimizer.step(self._evaluate, progress.point)
             if found is None and self.objective.failures > failures:
                 raise NumericalError("The bound was no number at any step that was tried.")
-        except (NumericalError, _StopNow) as error:
+        except (NumericalError, _StopNowError) as error:
             self.optimizer.__dict__.update(memory)
             self._restore_buffers()
-            if isinstance(error, _StopNow):
+            if isinstance(error, _StopNowError):
                 return True
             self._roll_back(error)
             return True
@@ -161,7 +150,7 @@ class Loop:
 
     def _evaluate(self, x: Tensor) -> Point:
         if self.stop.signal is not None and self.objective.mll.communicator.size == 1:
-            raise _StopNow
+            raise _StopNowError
         return self.objective(x)
 
     def _roll_back(self, error: NumericalError) -> None:
@@ -208,7 +197,9 @@ class Loop:
         signals, late = self.objective.mll.communicator.sum(mine.double()).tolist()
         if signals:
             self.save(progress)
-            raise Interrupted(f"Stopped by a signal after step {progress.iteration}.", int(self.stop.signal or signals))
+            raise InterruptedRunError(
+                f"Stopped by a signal after step {progress.iteration}.", int(self.stop.signal or signals)
+            )
         if progress.iteration >= config.max_iterations:
             return f"{config.max_iterations} steps were taken"
         if late:

@@ -99,5 +99,5 @@ def log_density(mll: CollapsedELBO, held_out: TensorEntries, scaling: Scaling) -
             sign = 2.0 * values - 1.0
             log_p = torch.special.log_ndtr(sign * q.mean / (1.0 + q.variance.clamp(min=0.0)).sqrt())
         sums = torch.stack([log_p.sum(), log_p.new_tensor(float(len(held_out)))])
-        total, count = mll.communicator.sum(sums).tolist()
+        total, count = (float(number) for number in mll.communicator.sum(sums))
     return total / max(count, 1.0)
