@@ -67,6 +67,8 @@ class LBFGS(Optimizer):
 
     def step(self, objective: Objective, point: Point) -> Point | None:
         """See :meth:`Optimizer.step`."""
+        if not bool(point.gradient.any()):
+            return None
         for attempt in range(2):
             direction = self._direction(point.gradient)
             first = 1.0 if self._steps else min(1.0, 1.0 / float(point.gradient.abs().sum()))
@@ -122,6 +124,8 @@ class GradientDescent(Optimizer):
     def step(self, objective: Objective, point: Point) -> Point | None:
         """See :meth:`Optimizer.step`."""
         square = float(point.gradient @ point.gradient)
+        if square == 0.0:
+            return None
         length = 1.0 / math.sqrt(square) if self._last is None else 2.0 * self._last
         for _ in range(40):
             found = attempt(objective, point.x - length * point.gradient)
