@@ -43,7 +43,7 @@ class Arena:
             held = self._chunks.get(key)
             if (
                 held is None
-                or any(tuple(held[n].shape) != s for n, s in shapes.items())
+                or {name: tuple(tensor.shape) for name, tensor in held.items()} != shapes
                 or held["x"].dtype != like.dtype
             ):
                 size = like.element_size() * sum(rows * columns for rows, columns in shapes.values())

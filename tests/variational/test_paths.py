@@ -90,6 +90,16 @@ def test_kept_chunks_change_nothing(either: Small, monkeypatch: pytest.MonkeyPat
         torch.testing.assert_close(gradient, found[0][1], rtol=1e-11, atol=1e-14)
 
 
+def test_one_bound_may_change_its_path(gaussian: Small) -> None:
+    """As training moves the inducing points, the conditioning may cross the limit of the explicit form."""
+    mll = gaussian.mll(chunk_size=64)
+    found = []
+    for mll.path in ("explicit", "whitened", "explicit"):
+        found.append(mll(gaussian.model.train()(gaussian.indices), gaussian.y).item())
+    assert found[0] == found[2]
+    assert found[1] == pytest.approx(found[0], rel=1e-12)
+
+
 def test_the_same_threads_give_the_same_bits_and_others_the_same_numbers(either: Small) -> None:
     before, found = torch.get_num_threads(), []
     try:
