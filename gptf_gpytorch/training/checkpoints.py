@@ -127,6 +127,12 @@ class Checkpoints:
                 raise CheckpointError(
                     f"A folder is for one run at a time. Got {self.folder}, which another run uses."
                 ) from error
+            for left in (
+                *self.folder.glob(".step-*"),
+                *self.folder.glob("step-*.new"),
+                *self.folder.glob("step-*.old"),
+            ):
+                shutil.rmtree(left, ignore_errors=True)  # what a run that was killed did not finish
             yield
         finally:
             os.close(descriptor)

@@ -155,19 +155,24 @@ class Loop:
 
     def _roll_back(self, error: NumericalError) -> None:
         """Go back to the last good state with more jitter, or give up."""
-        progress, strategy = self.progress, self.objective.mll.strategy
-        progress.rollbacks += 1
-        if progress.rollbacks > _ROLLBACKS:
-            raise NumericalError(
-                f"Training must find numbers it can work with. Got trouble after {_ROLLBACKS} rollbacks: {error}"
-            ) from error
-        strategy.jitter.mul_(10.0)
-        self._note(
-            f"step {progress.iteration + 1}: {error} Back to step {progress.iteration}, jitter {self._jitter:g} "
-            f"(rollback {progress.rollbacks} of {_ROLLBACKS})"
-        )
+        progress = self.progress
+        while True:
+            progress.rollbacks += 1
+            if progress.rollbacks > _ROLLBACKS:
+                raise NumericalError(
+                    f"Training must find numbers it can work with. Got trouble after {_ROLLBACKS} rollbacks: {error}"
+                ) from error
+            self.objective.mll.strategy.jitter.mul_(10.0)
+            self._note(
+                f"step {progress.iteration + 1}: {error} Back to step {progress.iteration}, jitter {self._jitter:g} "
+                f"(rollback {progress.rollbacks} of {_ROLLBACKS})"
+            )
+            try:
+                progress.point = self.objective(progress.point.x)
+                break
+            except NumericalError as again:
+                error = again
         self.optimizer.reset()
-        progress.point = self.objective(progress.point.x)
         self._remember_buffers()
 
     def _record(self, entries_per_second: float) -> None:

@@ -113,11 +113,15 @@ def test_the_last_ones_are_kept_and_a_broken_one_is_passed_over(tmp_path: Path) 
 
 
 def test_two_runs_cannot_share_a_folder(tmp_path: Path) -> None:
-    with Checkpoints(tmp_path).lock():
-        with pytest.raises(CheckpointError, match="one run at a time"), Checkpoints(tmp_path).lock():
-            pass
-    with Checkpoints(tmp_path).lock():
+    (tmp_path / ".step-00000007.new.left").mkdir()
+    with (
+        Checkpoints(tmp_path).lock(),
+        pytest.raises(CheckpointError, match="one run at a time"),
+        Checkpoints(tmp_path).lock(),
+    ):
         pass
+    with Checkpoints(tmp_path).lock():
+        assert [path.name for path in tmp_path.iterdir()] == [".lock"], "what a killed run left is removed"
 
 
 def test_an_unwritable_folder_is_named(tmp_path: Path) -> None:
