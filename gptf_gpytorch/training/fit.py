@@ -191,8 +191,10 @@ class _Run:
     def _started(self, mll: CollapsedELBO, objective: BoundObjective, optimizer: optimizers.Optimizer) -> Progress:
         """The start, or the best of several after a few steps each."""
         config, found = self.config, []
+        untouched = {name: tensor.clone() for name, tensor in mll.state_dict().items()}
         for attempt in range(config.restarts):
             seed = config.seed + attempt
+            mll.load_state_dict(untouched)  # what initialize() leaves alone must not come from the start before
             weights = objective.weights
             initialize(mll, objective.indices, objective.values, seed=seed, scale=config.scale, weights=weights)
             progress = Progress(objective(objective.vector()))
