@@ -111,23 +111,28 @@ def restart(
     restarts: int,
     train: Callable[[CollapsedELBO], None] | None = None,
     seed: int = 0,
+    scale: float = 0.1,
     weights: Tensor | None = None,
 ) -> list[float]:
     """Start from several seeds and keep the model with the best bound, with q(v) up to date.
+
+    Every start begins with the model as it was given; what :func:`initialize` leaves alone is not handed on.
 
     :param inputs: this worker's indices `[n, K]`, or plain inputs `[n, D]`.
     :param target: their values `[n]`.
     :param restarts: how many seeds, from ``seed`` on.
     :param train: what is done after each start, in training mode, before the bounds are compared; nothing by default.
     :param seed: the first seed.
+    :param scale: the factors' standard deviation.
     :param weights: the entries' weights `[n]`.
     :return: the bound that each start reached, divided by ``num_data``.
     """
     restarts = positive_integer("restarts", restarts)
     bounds: list[float] = []
-    best: dict[str, Tensor] = {}
+    untouched, best = deepcopy(mll.state_dict()), {}
     for attempt in range(restarts):
-        initialize(mll, inputs, target, seed=seed + attempt, weights=weights)
+        mll.load_state_dict(untouched)
+        initialize(mll, inputs, target, seed=seed + attempt, scale=scale, weights=weights)
         mll.model.train()
         with torch.enable_grad():
             if train is not None:

@@ -1,9 +1,10 @@
 """``fit``: from entries and a configuration to a fitted model, alone or in lockstep with other workers."""
 
 import hashlib
+import math
 from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from gptf_gpytorch.data.entries import TensorEntries
 from gptf_gpytorch.data.sampling import balance
 from gptf_gpytorch.distributed.communicator import Communicator, SingleProcess
 from gptf_gpytorch.errors import CheckpointError, InputError, InterruptedRunError
-from gptf_gpytorch.initialization import initialize
+from gptf_gpytorch.initialization import initialize, restart
 from gptf_gpytorch.tracking.tracker import Tracker, Trackers
 from gptf_gpytorch.training import optimizers
 from gptf_gpytorch.training.checkpoints import Checkpoints
@@ -190,32 +191,27 @@ class _Run:
 
     def _started(self, mll: CollapsedELBO, objective: BoundObjective, optimizer: optimizers.Optimizer) -> Progress:
         """The start, or the best of several after a few steps each."""
-        config, found = self.config, []
-        untouched = {name: tensor.clone() for name, tensor in mll.state_dict().items()}
-        for attempt in range(config.restarts):
-            seed = config.seed + attempt
-            mll.load_state_dict(untouched)  # what initialize() leaves alone must not come from the start before
-            weights = objective.weights
-            initialize(mll, objective.indices, objective.values, seed=seed, scale=config.scale, weights=weights)
-            progress = Progress(objective(objective.vector()))
-            if config.restarts > 1:
-                short = TrainConfig.of(
-                    {**config.to_dict(), "max_seconds": config.max_seconds}
-                    | {
-                        "max_iterations": min(_SCREENING, config.max_iterations),
-                        "restarts": 1,
-                        "checkpoint_seconds": 1e9,
-                    }
-                )
+        config, data = self.config, (objective.indices, objective.values)
+        start: dict[str, Any] = {"seed": config.seed, "scale": config.scale, "weights": objective.weights}
+        if config.restarts == 1:
+            initialize(mll, *data, **start)
+        else:
+            steps = min(_SCREENING, config.max_iterations)
+            short = replace(config, max_iterations=steps, validation=0.0, patience=0, checkpoint_seconds=math.inf)
+
+            def train(mll: CollapsedELBO) -> None:
                 optimizer.reset()
+                progress = Progress(objective(objective.vector()))
                 Loop(objective, optimizer, short, progress, tracker=Tracker(), stop=self.stop).run()
-                found.append((progress.point.value, seed, progress.point.x))
-        if config.restarts > 1:
-            value, seed, x = min(found, key=lambda start: start[0])
-            self.tracker.note(f"of {config.restarts} starts, seed {seed} has the best bound, {-value:.6g}")
+                objective.assign(progress.point.x)
+
+            bounds = restart(mll, *data, restarts=config.restarts, train=train, **start)
+            best = bounds.index(max(bounds))
+            self.tracker.note(
+                f"of {config.restarts} starts, seed {config.seed + best} has the best bound, {bounds[best]:.6g}"
+            )
             optimizer.reset()
-            progress = Progress(objective(x))
-        return progress
+        return Progress(objective(objective.vector()))
 
     def _save(self, mll: CollapsedELBO, optimizer: optimizers.Optimizer, progress: Progress) -> None:
         if not self.keeps:
