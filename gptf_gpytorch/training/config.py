@@ -75,7 +75,7 @@ class TrainConfig:
     keep: int = 2
 
     def __post_init__(self) -> None:
-        for name, choices in _CHOICES.items():
+        for name, choices in CHOICES.items():
             if getattr(self, name) not in choices:
                 raise InputError(f"{name} must be one of {', '.join(choices)}. Got {getattr(self, name)!r}.")
         if isinstance(self.rank, list | tuple):
@@ -147,7 +147,7 @@ class TrainConfig:
         return gpytorch.means.ConstantMean() if self.mean == "constant" else gpytorch.means.ZeroMean()
 
 
-_CHOICES: dict[str, tuple[str, ...]] = {
+CHOICES: dict[str, tuple[str, ...]] = {
     "likelihood": get_args(Likelihood),
     "optimizer": get_args(OptimizerName),
     "kernel": get_args(KernelName),
