@@ -43,6 +43,7 @@ bench: $(INSTALLED) ## time the bound against its peers and the GEMM floor; writ
 	$(PYTHON_BIN) experiments/benchmarks/conditioning.py
 	$(PYTHON_BIN) experiments/benchmarks/sweep.py
 	$(PYTHON_BIN) experiments/benchmarks/scaling.py
+	$(PYTHON_BIN) experiments/benchmarks/reading.py
 
 .PHONY: plots
 plots: $(INSTALLED) ## draw experiments/results/figures from the JSON that make bench wrote

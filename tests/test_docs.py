@@ -46,7 +46,16 @@ def test_docstring_examples_run(name: str) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["GPTF", "CollapsedELBO", "CollapsedVariationalStrategy", "LatentFactors", "FactorRBFKernel", "ProbitLikelihood"],
+    [
+        "GPTF",
+        "CollapsedELBO",
+        "CollapsedVariationalStrategy",
+        "LatentFactors",
+        "FactorRBFKernel",
+        "ProbitLikelihood",
+        "TensorEntries",
+        "Vocabulary",
+    ],
 )
 def test_public_classes_have_an_example(name: str) -> None:
     assert ">>>" in getattr(gptf_gpytorch, name).__doc__

@@ -13,7 +13,7 @@ from packaging.utils import canonicalize_name
 import gptf_gpytorch
 
 ROOT = Path(__file__).parents[1]
-OPTIONAL = ("horovod", "mlflow", "matplotlib", "tensorly", "pooch")
+OPTIONAL = ("horovod", "mlflow", "matplotlib", "tensorly", "pooch", "polars", "sparse")
 # What make does not install: it is not pinned.
 UNPINNED = {"peers"}
 

@@ -35,15 +35,17 @@ def resolve(
     check_policy(policy)
     if policy == "keep" or len(entries) < 2:
         return entries
-    known = np.flatnonzero(entries.known.numpy())
-    keys = CellKeys(entries.shape).of(entries.indices.numpy() if len(known) == len(entries) else entries[known].indices)
+    mask = entries.known.numpy() if entries.unseen == "prior" else None
+    keys = CellKeys(entries.shape).of(entries.indices if mask is None else entries[mask].indices)
     ordered = np.sort(keys)
     if not (ordered[1:] == ordered[:-1]).any():
         return entries
+    del ordered
+    known = np.arange(len(entries)) if mask is None else np.flatnonzero(mask)
     if policy == "error":
         raise DataError(_complaint(entries, known, keys, where or (lambda row: f"row {row}")))
     merged, first = _merge(entries[known], keys, policy)
-    unknown = np.flatnonzero(~entries.known.numpy())
+    unknown = np.setdiff1d(np.arange(len(entries)), known, assume_unique=True)
     order = np.argsort(np.concatenate([known[first], unknown]))
     return TensorEntries.concat([merged, entries[unknown]])[order]
 

@@ -1,5 +1,7 @@
 """Tables with types: pandas, polars, Arrow, and parquet files that each of them wrote."""
 
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -126,3 +128,19 @@ def test_what_is_no_source() -> None:
         read({"a": 1})
     with pytest.raises(InputError, match=r"are for files. Got DataFrame"):
         read(pd.DataFrame(COLUMNS), format="csv")
+
+
+def test_reading_a_file_needs_none_of_the_libraries_whose_tables_can_be_read(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("user,ad,value\na,1,1\nb,2,2\n")
+    code = """
+import sys
+class Refuse:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in ("pandas", "polars", "sparse"):
+            raise ModuleNotFoundError(name)
+sys.meta_path.insert(0, Refuse())
+from gptf_gpytorch import read
+print(read("a.csv").ids())
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[('a', 1), ('b', 2)]"

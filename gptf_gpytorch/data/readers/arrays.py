@@ -9,7 +9,7 @@ from torch import Tensor
 
 from gptf_gpytorch.data.entries import TensorEntries
 from gptf_gpytorch.data.readers.collect import settle
-from gptf_gpytorch.data.readers.columns import Array
+from gptf_gpytorch.data.readers.numbers import Array
 from gptf_gpytorch.data.readers.request import Request, Source
 from gptf_gpytorch.errors import DataError, InputError
 

@@ -10,7 +10,8 @@ import torch
 
 from gptf_gpytorch.data import duplicates
 from gptf_gpytorch.data.entries import TensorEntries
-from gptf_gpytorch.data.readers.columns import Array, IdColumn, IndexColumn, NumberColumn, TimeColumn
+from gptf_gpytorch.data.readers.ids import IdColumn
+from gptf_gpytorch.data.readers.numbers import Array, IndexColumn, NumberColumn, TimeColumn
 from gptf_gpytorch.data.readers.request import Chosen, Request, Source
 from gptf_gpytorch.data.rules import index_type
 from gptf_gpytorch.data.vocabulary import Vocabulary

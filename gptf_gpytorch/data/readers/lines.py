@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
-from gptf_gpytorch.data.readers.columns import reads_as_time
+from gptf_gpytorch.data.readers.numbers import reads_as_time
 from gptf_gpytorch.data.readers.request import Chosen, Request, Source
 from gptf_gpytorch.errors import DataError
 

@@ -1,7 +1,7 @@
 """Distinct short strings by sorting: several times faster than a hash table that does not fit into a cache.
 
-A string of at most 15 bytes is two 64-bit words, exactly: its bytes, the most significant first, then zeros, and its
-length in the last byte. So words compare as the strings do.
+A string of at most 16 bytes, none of them NUL, is one or two 64-bit words, exactly: its bytes, the most significant
+first, then zeros. So words compare as the strings do.
 """
 
 from typing import Any
@@ -11,57 +11,69 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 Array = np.ndarray[Any, Any]
-LONGEST = 15
-ROWS = 2**21  # that are sorted together: arrays of them are small enough to be used again
+Words = list[Array]
+"""The first eight bytes of each string, and where some are longer, the next eight."""
+
+LONGEST = 16
+ROWS = 2**24  # that are sorted together, 128 MB of words: merging groups takes longer than a larger group
 _ALL = 2**64 - 1
-_FIRST = np.array([_ALL ^ (_ALL >> 8 * min(n, 8)) for n in range(LONGEST + 1)], dtype=np.uint64)
-_SECOND = np.array([_ALL ^ (_ALL >> 8 * max(n - 8, 0)) for n in range(LONGEST + 1)], dtype=np.uint64)
+_MASKS = [
+    np.array([_ALL ^ (_ALL >> 8 * min(max(n - at, 0), 8)) for n in range(LONGEST + 1)], np.uint64) for at in (0, 8)
+]
+_ODD = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xBF58476D1CE4E5B9)
 
 
 def packs(block: pa.Array) -> bool:
     """Whether a block of strings can be packed."""
-    return pa.types.is_string(block.type) and (pc.max(pc.binary_length(block)).as_py() or 0) <= LONGEST
+    if not pa.types.is_string(block.type) or (pc.max(pc.binary_length(block)).as_py() or 0) > LONGEST:
+        return False
+    _, low, high, data = _text(block)
+    return not (data[low:high] == 0).any()
 
 
-def pack(block: pa.Array) -> tuple[Array, Array]:
-    """The two words of each string."""
+def _text(block: pa.Array) -> tuple[Array, int, int, Array]:
+    """The ends of the strings in the text, the part of the text that is theirs, and the text."""
     _, offsets, data = block.buffers()
-    ends = np.frombuffer(offsets, dtype=np.int32)[block.offset : block.offset + len(block) + 1].astype(np.intp)
-    low, high = int(ends[0]), int(ends[-1])
-    text = np.zeros(high - low + 2 * 8, dtype=np.uint8)  # so that a word may start at the last byte
-    if data is not None:
-        text[: high - low] = np.frombuffer(data, dtype=np.uint8)[low:high]
+    ends = np.frombuffer(offsets, dtype=np.int32)[block.offset : block.offset + len(block) + 1]
+    return ends, int(ends[0]), int(ends[-1]), np.frombuffer(b"" if data is None else data, dtype=np.uint8)
+
+
+def pack(block: pa.Array) -> Words:
+    """The words of each string."""
+    ends, low, high, data = _text(block)
+    text = np.zeros(high - low + 16, dtype=np.uint8)  # so that a word may start at the end
+    text[: high - low] = data[low:high]
     lengths = np.diff(ends)
-    starts = ends[:-1] - low
+    starts = ends[:-1].astype(np.intp)
+    starts -= low
     # Every eight bytes of the text, wherever they start, without a copy.
-    words = np.lib.stride_tricks.as_strided(text[:8].view("<u8"), shape=(high - low + 9,), strides=(1,))
-    first = words[starts].byteswap(inplace=True)
-    first &= _FIRST[lengths]
-    starts += np.minimum(lengths, 8)
-    second = words[starts].byteswap(inplace=True)
-    second &= _SECOND[lengths]
-    second |= lengths.astype(np.uint64)
-    return first, second
+    sliding = np.lib.stride_tricks.as_strided(text[:8].view("<u8"), shape=(high - low + 9,), strides=(1,))
+    words = []
+    for masks in _MASKS[: 1 if lengths.max() <= 8 else 2]:
+        word = sliding[starts].byteswap(inplace=True)
+        word &= masks[lengths]
+        words.append(word)
+        starts += np.minimum(lengths, 8)
+    return words
 
 
-def unpack(first: Array, second: Array) -> pa.Array:
+def unpack(words: Words) -> pa.Array:
     """The strings of words."""
-    table = np.stack([first, second], axis=1).byteswap().view(np.uint8).reshape(-1, 16)
-    lengths = table[:, LONGEST].astype(np.int64)
-    text = table[np.arange(16) < lengths[:, None]]
-    offsets = np.zeros(len(first) + 1, dtype=np.int64)
-    np.cumsum(lengths, out=offsets[1:])
-    return pa.LargeStringArray.from_buffers(len(first), pa.py_buffer(offsets), pa.py_buffer(text))
+    table = np.stack(words, axis=1).byteswap().view(np.uint8).reshape(len(words[0]), -1)
+    there = table != 0
+    offsets = np.zeros(len(table) + 1, dtype=np.int64)
+    np.cumsum(there.sum(axis=1), out=offsets[1:])
+    return pa.LargeStringArray.from_buffers(len(table), pa.py_buffer(offsets), pa.py_buffer(table[there]))
 
 
 class Packer:
     """Strings that arrive block by block -> codes into the distinct ones."""
 
     def __init__(self) -> None:
-        self.waiting: list[tuple[Array, Array]] = []
+        self.waiting: list[Words] = []
         self.rows = 0
         self.codes: list[list[Array]] = []  # of each group that was sorted together
-        self.words: list[tuple[Array, Array]] = []  # the distinct ones of each group
+        self.words: list[Words] = []  # the distinct ones of each group
 
     def add(self, block: pa.Array) -> None:
         """Take the next block."""
@@ -73,11 +85,16 @@ class Packer:
     def _sort(self) -> None:
         if not self.waiting:
             return
-        first, second = _join(self.waiting)
+        words = _join(self.waiting)
         self.waiting, self.rows = [], 0
-        codes, members = _group(first, second)
-        self.codes.append([codes])
-        self.words.append((first[members], second[members]))
+        if len(words) == 1:
+            found = _distinct(words[0])
+            codes, words = _places(found, words[0]), [found]
+        else:
+            codes, members = _group(words)
+            words = [word[members] for word in words]
+        self.codes.append([codes.astype(np.int32, copy=False)])
+        self.words.append(words)
         if sum(len(words[0]) for words in self.words[1:]) > max(2**23, 2 * len(self.words[0][0])):
             self._merge()
 
@@ -85,73 +102,118 @@ class Packer:
         """One group of all, which is worth it when most of the distinct strings were not merged yet."""
         if len(self.words) == 1:
             return
-        first, second = _join(self.words)
-        moved, members = _group(first, second)
-        start, merged = 0, []
-        for codes, words in zip(self.codes, self.words, strict=True):
-            table = moved[start : start + len(words[0])]
-            start += len(words[0])
+        tables, merged_words = _merged(self.words)
+        merged = []
+        for codes, table in zip(self.codes, tables, strict=True):
             while codes:
                 merged.append(table[codes.pop(0)])
-        self.codes, self.words = [merged], [(first[members], second[members])]
+        self.codes, self.words = [merged], [merged_words]
 
     def finish(self) -> tuple[list[Array], pa.Array]:
         """Codes, in the order of the blocks, into the distinct strings, which are sorted."""
         self._sort()
         self._merge()
-        first, second = self.words[0]
-        order = np.lexsort((second, first))
-        rank = np.empty(len(order), dtype=np.int32)
-        rank[order] = np.arange(len(order), dtype=np.int32)
-        codes, self.codes = self.codes[0], []
-        for place, part in enumerate(codes):
-            codes[place] = rank[part]
-        return codes, unpack(first[order], second[order])
+        words, codes = self.words[0], self.codes[0]
+        if len(words) > 1:
+            order = np.lexsort(words[::-1])
+            rank = np.empty(len(order), dtype=np.int32)
+            rank[order] = np.arange(len(order), dtype=np.int32)
+            words = [word[order] for word in words]
+            for place, part in enumerate(codes):
+                codes[place] = rank[part]
+        return codes, unpack(words)
 
 
-def _join(parts: list[tuple[Array, Array]]) -> tuple[Array, Array]:
-    return np.concatenate([first for first, _ in parts]), np.concatenate([second for _, second in parts])
+def _merged(parts: list[Words]) -> tuple[list[Array], Words]:
+    """The distinct strings of all parts, and for each part a table from its codes to theirs."""
+    if all(len(words) == 1 for words in parts):
+        found = _distinct(np.concatenate([words[0] for words in parts]))
+        return [_places(found, words[0]) for words in parts], [found]
+    words = _join(parts)
+    moved, members = _group(words)
+    ends = np.cumsum([len(part[0]) for part in parts])
+    return np.split(moved, ends[:-1]), [word[members] for word in words]
 
 
-def _group(first: Array, second: Array) -> tuple[Array, Array]:
-    """Codes of equal pairs of words, and the row of one pair for each code.
+def _distinct(words: Array) -> Array:
+    """The distinct words, sorted. (``np.unique`` takes several times as long.)"""
+    ordered = np.sort(words)
+    new = np.ones(len(ordered), dtype=bool)
+    np.not_equal(ordered[1:], ordered[:-1], out=new[1:])
+    return np.asarray(ordered[new])
 
-    The high bits of a hash above the bits of the row are one number; sorting those brings equal pairs together. Every
-    row is then compared with its group. The few that only have the hash of another pair are grouped among themselves.
+
+def _places(found: Array, words: Array, turn: int = 0) -> Array:
+    """The place of each word among the distinct ones, by a hash table that is filled and read as a whole.
+
+    Of several words with one slot the last has it; those that lost, a few, get a table of their own.
     """
-    count = len(first)
-    bits = count.bit_length()
-    keys = _hash(first, second)
-    keys >>= np.uint64(bits)
-    keys <<= np.uint64(bits)
+    shift, odd = np.uint64(62 - len(found).bit_length()), np.uint64(int(_ODD[0]) * (2 * turn + 1) % 2**64)
+    slots, members = (found * odd) >> shift, np.arange(len(found), dtype=np.int32)
+    table = np.zeros(1 << (64 - int(shift)), dtype=np.int32)
+    table[slots] = members
+    places, missed = np.empty(len(words), dtype=np.int32), []
+    for start in range(0, len(words), 2**16):  # so that what is between fits into a cache
+        part = words[start : start + 2**16]
+        guess = table[(part * odd) >> shift]
+        places[start : start + 2**16] = guess
+        missed.append(np.flatnonzero(found[guess] != part) + start)
+    rows = np.concatenate(missed)
+    if len(rows):
+        lost = np.flatnonzero(table[slots] != members)
+        places[rows] = lost[_places(found[lost], words[rows], turn + 1)]
+    return places
+
+
+def _join(parts: list[Words]) -> Words:
+    """All rows of the parts; where one has two words, the others' second words are 0."""
+    width = max(len(words) for words in parts)
+    return [
+        np.concatenate([words[at] if at < len(words) else np.zeros_like(words[0]) for words in parts])
+        for at in range(width)
+    ]
+
+
+def _group(words: Words) -> tuple[Array, Array]:
+    """Codes of equal strings, and the row of one of them for each code.
+
+    The high bits of a hash above the bits of the row are one number; sorting those brings equal strings together. Every
+    row is then compared with its group. The few that only have the hash of another are grouped among themselves.
+    """
+    count = len(words[0])
+    bits = np.uint64(count.bit_length())
+    keys = _hash(words)
+    keys >>= bits
+    keys <<= bits
     keys |= np.arange(count, dtype=np.uint64)
     keys.sort()
-    rows = (keys & np.uint64((1 << bits) - 1)).astype(np.intp)
-    keys >>= np.uint64(bits)
     new = np.empty(count, dtype=bool)
     new[0] = True
+    rows = (keys & np.uint64((1 << count.bit_length()) - 1)).astype(np.intp)
+    keys >>= bits
     np.not_equal(keys[1:], keys[:-1], out=new[1:])
     del keys
     codes = np.empty(count, dtype=np.int32)
     codes[rows] = np.cumsum(new, dtype=np.int32) - np.int32(1)
     members = rows[new]
     del rows, new
-    odd = first[members][codes] != first
-    odd |= second[members][codes] != second
+    odd = np.zeros(count, dtype=bool)
+    for word in words:
+        odd |= word[members][codes] != word
     if odd.any():
         strangers = np.flatnonzero(odd)
-        again, found = _group(first[strangers], second[strangers])
+        again, found = _group([word[strangers] for word in words])
         codes[strangers] = again + np.int32(len(members))
         members = np.concatenate([members, strangers[found]])
     return codes, members
 
 
-def _hash(first: Array, second: Array) -> Array:
-    """64 mixed bits; only speed depends on how well."""
-    keys = first * np.uint64(0x9E3779B97F4A7C15)
+def _hash(words: Words) -> Array:
+    """64 bits of which the high ones are mixed; only speed depends on how well."""
+    keys = words[0] * _ODD[0]
+    if len(words) > 1:
+        keys ^= words[1]
+        keys *= _ODD[1]
     keys ^= keys >> np.uint64(32)
-    keys += second
-    keys *= np.uint64(0xBF58476D1CE4E5B9)
-    keys ^= keys >> np.uint64(29)
-    keys *= np.uint64(0x94D049BB133111EB)
+    keys *= _ODD[0]
     return keys

@@ -16,7 +16,7 @@ from gptf_gpytorch.data import duplicates
 from gptf_gpytorch.data.cells import CellKeys, Keys
 from gptf_gpytorch.data.entries import TensorEntries
 from gptf_gpytorch.data.readers.collect import Parts, note_single
-from gptf_gpytorch.data.readers.columns import Array
+from gptf_gpytorch.data.readers.numbers import Array
 from gptf_gpytorch.data.readers.request import Request, Source
 from gptf_gpytorch.data.readers.tables import Parquet
 from gptf_gpytorch.data.vocabulary import Vocabulary
