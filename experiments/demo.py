@@ -1,7 +1,7 @@
 """A first look: a real tensor, a live bar, and what the model predicts of the entries that were held out.
 
-The tensor is the COVID-19 serology data inside tensorly's wheel (samples x antigens x receptors, complete, standardised). A seeded tenth
-of the entries is held out; the model is compared with the training mean and with CP at the same rank, from tensorly.
+The tensor is the COVID-19 serology data inside tensorly's wheel (samples x antigens x receptors, complete). A seeded tenth of
+the entries is held out; the model is compared with the training mean and with CP at the same rank, from tensorly.
 
 python experiments/demo.py [--output runs/demo] [--rank 3]
 """
@@ -78,7 +78,9 @@ def main(output: Path, rank: int, max_iterations: int) -> None:
         table.add_row(name, f"{score['rmse']:.3f}", f"{-score['nlpd']:.3f}")
     console = Console()
     console.print(table)
-    console.print(f"model:   {output / 'run' / 'model'}", f"figures: {figures}", sep="\n", highlight=False, soft_wrap=True)
+    console.print(
+        f"model:   {output / 'run' / 'model'}", f"figures: {figures}", sep="\n", highlight=False, soft_wrap=True
+    )
     console.print(f"next:    gptf explain {output / 'run'} --near receptors=IgG1", highlight=False, soft_wrap=True)
 
 
@@ -87,7 +89,9 @@ def _write(path: Path, tensor: Array, mask: Array, names: list[list[str]]) -> No
         writer = csv.writer(file)
         writer.writerow(["samples", "antigens", "receptors", "value"])
         for cell in np.argwhere(mask):
-            writer.writerow([*(ids[row] for ids, row in zip(names, cell, strict=True)), repr(float(tensor[tuple(cell)]))])
+            writer.writerow(
+                [*(ids[row] for ids, row in zip(names, cell, strict=True)), repr(float(tensor[tuple(cell)]))]
+            )
 
 
 def _scores(observed: Array, mean: Array, spread: float) -> dict[str, float]:

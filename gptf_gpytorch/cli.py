@@ -1,6 +1,7 @@
 """The ``gptf`` command: parsing and printing only."""
 
 import json
+import math
 import shlex
 import signal
 import sys
@@ -8,19 +9,21 @@ import warnings
 from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import click
 
 from gptf_gpytorch import health
 from gptf_gpytorch.data import TensorEntries, read
+from gptf_gpytorch.data.entries import MANIFEST
 from gptf_gpytorch.distributed import communicator, threads
 from gptf_gpytorch.errors import GPTFError, InterruptedRunError
 from gptf_gpytorch.serving.explain import neighbours, relevance
 from gptf_gpytorch.serving.fold_in import fold_in
 from gptf_gpytorch.serving.metrics import evaluate as measure
-from gptf_gpytorch.serving.predictions import write_predictions
+from gptf_gpytorch.serving.reading import read_entries
 from gptf_gpytorch.serving.recommend import recommend as rank_candidates
+from gptf_gpytorch.serving.tables import write_predictions
 from gptf_gpytorch.tracking import mlflow_tracker
 from gptf_gpytorch.training import config as configuration
 from gptf_gpytorch.training.config import TrainConfig
@@ -127,6 +130,7 @@ def _documentation() -> list[tuple[str, str]]:
 @click.pass_context
 def train(
     ctx: click.Context,
+    /,
     data: Path,
     output: Path | None,
     resume: bool,
@@ -149,15 +153,21 @@ def train(
     arguments = [argument for argument in sys.argv[1:] if argument != "--resume"]
     ctx.obj["resume"] = shlex.join(["gptf", *arguments, "--resume"]) if output else None
     entries = _entries(data, value, modes, duplicates, binary=config.likelihood == "probit")
-    result = fit(entries, config, tracker=None if quiet else ProgressPrinter(), output=output, resume=resume)
+    fit(
+        entries,
+        config,
+        tracker=None if quiet else ProgressPrinter(),
+        output=output,
+        resume=resume,
+        value_name=value,
+    )
     if output is not None and not quiet:
         click.echo(f"model: {output / 'model'}", err=True)
         click.echo(f"next: gptf evaluate {shlex.quote(str(output))} TEST.csv", err=True)
-    ctx.obj["result"] = result
 
 
 def _entries(data: Path, value: str, modes: str | None, duplicates: Any, *, binary: bool) -> TensorEntries:
-    if data.is_dir() and (data / "entries.json").exists():
+    if data.is_dir() and (data / MANIFEST).exists():
         return read(data)
     names = None if modes is None else modes.split(",")
     return read(data, value=value, modes=names, duplicates=duplicates, binary=binary)
@@ -165,7 +175,7 @@ def _entries(data: Path, value: str, modes: str | None, duplicates: Any, *, bina
 
 def _model(folder: Path, few: Path | None = None) -> FittedModel:
     fitted = FittedModel.load(folder)
-    return fitted if few is None else fold_in(fitted, few)
+    return fitted if few is None else fold_in(fitted, read_entries(fitted, few, unseen="new"))
 
 
 _UNSEEN = click.option(
@@ -191,12 +201,12 @@ def evaluate(folder: Path, data: Path, as_json: bool, unseen: Any, few: Path | N
     Example: gptf evaluate runs/clicks test.csv --json
     """
     fitted = _model(folder, few)
-    found = measure(fitted, data, unseen=unseen)
+    found = measure(fitted, read_entries(fitted, data, unseen=unseen, duplicates="keep"))
     if as_json:
-        click.echo(json.dumps(found))
-    else:
-        for name, number in found.items():
-            click.echo(f"{name:<20} {'undefined' if number is None else f'{number:.6g}'}")
+        click.echo(json.dumps({name: None if math.isnan(number) else number for name, number in found.items()}))
+        return
+    for name, number in found.items():
+        click.echo(f"{name:<20} {number:.6g}")
 
 
 @main.command()
@@ -220,7 +230,9 @@ def predict(folder: Path, data: Path, output: Path, unseen: Any, few: Path | Non
 @click.option("--given", multiple=True, metavar="MODE=ID", help="An entity that is fixed; once for each other mode.")
 @click.option("--mode", required=True, help="The mode whose entities are ranked.")
 @click.option("--top", default=10, show_default=True)
-@click.option("--by", type=click.Choice(["probability", "mean"]), default=None, help="[default: probability for labels]")
+@click.option(
+    "--by", type=click.Choice(["probability", "mean"]), default=None, help="[default: probability for labels]"
+)
 @click.option("--exclude", type=_FILE, help="Entries that are not to be recommended, as those in training.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @_FOLD_IN
@@ -244,8 +256,10 @@ def recommend(
         if not equals:
             raise click.UsageError(f"--given is MODE=ID, as in user=42. Got {pair!r}.")
         fixed[name] = item
-    rows = rank_candidates(_model(folder, few), fixed, mode, top, by=by, exclude=exclude)
-    _print_table(rows, as_json)
+    fitted = _model(folder, few)
+    seen = None if exclude is None else read_entries(fitted, exclude, unseen="prior", duplicates="keep")
+    rows = rank_candidates(fitted, fixed, mode, top, by=by, exclude=seen)
+    _print_table([row._asdict() for row in rows], as_json)
 
 
 @main.command()
@@ -264,7 +278,7 @@ def explain(folder: Path, near: str | None, top: int, as_json: bool) -> None:
         mode, equals, item = near.partition("=")
         if not equals:
             raise click.UsageError(f"--near is MODE=ID, as in ad=17. Got {near!r}.")
-        found["nearest"] = neighbours(fitted, mode, item, top)
+        found["nearest"] = [row._asdict() for row in neighbours(fitted, mode, item, top)]
     if as_json:
         click.echo(json.dumps(found))
         return
@@ -294,10 +308,11 @@ def _print_table(rows: list[dict[str, Any]], as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(rows))
         return
-    for number, row in enumerate(rows):
-        if not number:
-            click.echo("  ".join(f"{name:>14}" for name in row))
-        click.echo("  ".join(f"{item:>14.6g}" if isinstance(item, float) else f"{item!s:>14}" for item in row.values()))
+    names = [name for name in (rows[0] if rows else {}) if rows[0][name] is not None]
+    lines = [[f"{row[name]:.6g}" if isinstance(row[name], float) else str(row[name]) for name in names] for row in rows]
+    widths = [max(map(len, column)) for column in zip(names, *lines, strict=True)]
+    for line in [names, *lines] if rows else []:
+        click.echo("  ".join(text.rjust(width) for text, width in zip(line, widths, strict=True)))
 
 
 @main.command()

@@ -19,7 +19,8 @@ from torch import Tensor
 
 from gptf_gpytorch.data.entries import MANIFEST, TensorEntries
 from gptf_gpytorch.data.readers import lines, read
-from gptf_gpytorch.data.readers.columns import IdColumn, IndexColumn
+from gptf_gpytorch.data.readers.ids import IdColumn
+from gptf_gpytorch.data.readers.numbers import IndexColumn
 from gptf_gpytorch.data.readers.request import Chosen, Request, Source
 from gptf_gpytorch.data.readers.tables import parquet_files
 from gptf_gpytorch.data.vocabulary import UnseenPolicy, check_unseen

@@ -41,7 +41,9 @@ def predicted_against_observed(observed: Any, mean: Any, lower: Any, upper: Any,
     inside = float(np.mean((observed >= lower) & (observed <= upper)))
     chosen = np.linspace(0, len(observed) - 1, min(len(observed), 400)).astype(int)
     x, y = observed[chosen], mean[chosen]
-    figure, axes = _axes(f"{100 * inside:.0f}% of the values lie in their intervals", "observed", "predicted", (5.5, 5.0))
+    figure, axes = _axes(
+        f"{100 * inside:.0f}% of the values lie in their intervals", "observed", "predicted", (5.5, 5.0)
+    )
     errors = np.maximum([y - lower[chosen], upper[chosen] - y], 0.0)
     axes.errorbar(x, y, errors, fmt="o", markersize=3, elinewidth=0.6, alpha=0.6, color="C0")
     ends = [min(x.min(), y.min()), max(x.max(), y.max())]

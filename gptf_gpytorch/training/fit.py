@@ -85,6 +85,7 @@ def fit(
     tracker: Tracker | Sequence[Tracker] | None = None,
     output: str | Path | None = None,
     resume: bool = False,
+    value_name: str = "value",
     **options: Any,
 ) -> Result:
     """Train a model.
@@ -95,6 +96,7 @@ def fit(
     :param tracker: who watches; only worker 0 speaks to them.
     :param output: a folder for checkpoints and, at the end, the model; None keeps nothing.
     :param resume: go on from the last checkpoint in ``output``.
+    :param value_name: what the user calls the values; saved with the model.
 
     Example:
         >>> indices = torch.cartesian_prod(torch.arange(9), torch.arange(8))
@@ -110,6 +112,7 @@ def fit(
     communicator = SingleProcess() if communicator is None else communicator
     watchers = [] if tracker is None else [tracker] if isinstance(tracker, Tracker) else list(tracker)
     run = _Run(entries, config, communicator, Trackers(watchers if communicator.rank == 0 else []), output, resume)
+    run.value_name = value_name
     with run.checkpoints.lock() if run.keeps else nullcontext():
         try:
             return run.go()
@@ -137,6 +140,7 @@ class _Run:
         self.keeps = self.output is not None and communicator.rank == 0
         self.checkpoints = Checkpoints(Path() if self.output is None else self.output, config.keep)
         self.stop = StopRequest()
+        self.value_name = "value"
 
     def go(self) -> Result:
         config, communicator = self.config, self.communicator
@@ -175,7 +179,13 @@ class _Run:
         objective(progress.point.x if progress.best is None else progress.best)
         mll.model.eval()
         fitted = FittedModel(
-            mll, config, scaling, self.entries.names, self.entries.vocabularies, history=progress.history
+            mll,
+            config,
+            scaling,
+            self.entries.names,
+            self.entries.vocabularies,
+            value_name=self.value_name,
+            history=progress.history,
         )
         result = Result(fitted, reason, progress.history, progress.seconds)
         if self.keeps and self.output is not None:
