@@ -41,9 +41,10 @@ class _Group(click.Group):
     """Errors that the package raises on purpose are one line; anything else is a defect and shows where it came from."""
 
     def invoke(self, ctx: click.Context) -> Any:
-        warnings.showwarning = lambda message, *_: click.echo(f"Note: {message}", err=True)
         try:
-            return super().invoke(ctx)
+            with warnings.catch_warnings():
+                warnings.showwarning = lambda message, *_, **__: click.echo(f"Note: {message}", err=True)
+                return super().invoke(ctx)
         except InterruptedRunError as stopped:
             click.echo(str(stopped), err=True)
             if ctx.obj.get("resume"):

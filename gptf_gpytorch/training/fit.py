@@ -158,8 +158,9 @@ class _Run:
         objective = BoundObjective(mll, mine.indices, scaling.scaled(mine.values), mine.weights)
         optimizer = optimizers.make(config.optimizer, config.learning_rate)
         with self.stop.listening():
+            resumed = self._resumed(mll, optimizer) if self.resume else None
             self.tracker.start(self._description(len(train), 0 if held_out is None else len(held_out)))
-            progress = self._resumed(mll, optimizer) if self.resume else self._started(mll, objective, optimizer)
+            progress = self._started(mll, objective, optimizer) if resumed is None else resumed
             share = None if held_out is None else held_out.shard(communicator.rank, communicator.size)
             loop = Loop(
                 objective,
