@@ -7,8 +7,6 @@ from copy import deepcopy
 import gpytorch
 import numpy as np
 import torch
-from sklearn.cluster import KMeans
-from sklearn.exceptions import ConvergenceWarning
 from torch import Tensor
 
 from gptf_gpytorch.errors import InputError
@@ -149,6 +147,10 @@ def restart(
 
 def _centres(x: Tensor, p: int, seed: int) -> Tensor:
     """The p k-means centres of the rows of x; distinct ones even if x has fewer distinct rows."""
+    # Here, because importing scikit-learn takes as long as importing torch.
+    from sklearn.cluster import KMeans
+    from sklearn.exceptions import ConvergenceWarning
+
     rows = x.detach().cpu().double().numpy()
     spread = rows.std(axis=0).mean() or 1.0
     if len(np.unique(rows, axis=0)) < 2 * p:

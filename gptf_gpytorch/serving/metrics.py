@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from sklearn import metrics
 
 from gptf_gpytorch.data.entries import TensorEntries
 from gptf_gpytorch.errors import DataError, DataWarning
@@ -60,12 +59,16 @@ def log_density(fitted: FittedModel, entries: TensorEntries, predictions: Predic
 
 
 def _of_values(y: Array, predictions: Predictions, weights: Array | None) -> dict[str, float]:
+    from sklearn import metrics  # here, because it takes as long to import as torch
+
     mean = predictions.mean.numpy()
     mse = metrics.mean_squared_error(y, mean, sample_weight=weights)
     return {"rmse": math.sqrt(mse), "mse": mse, "mae": metrics.mean_absolute_error(y, mean, sample_weight=weights)}
 
 
 def _of_labels(y: Array, predictions: Predictions, weights: Array | None) -> dict[str, float]:
+    from sklearn import metrics  # here, because it takes as long to import as torch
+
     bad = np.flatnonzero((y != 0) & (y != 1))
     if len(bad):
         raise DataError(f"Labels must be 0 or 1. Got {y[bad[0]]:g} at entry {bad[0]}.")
