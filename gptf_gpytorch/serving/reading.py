@@ -45,7 +45,7 @@ def read_entries(
     :param value: the column of values; the model's by default.
     :param unseen: for an entity that the model does not know: "error"; "prior" (row -1); or "new", which keeps the
         source's own ids for :func:`gptf_gpytorch.serving.fold_in.fold_in`.
-    :param index_base: of modes without ids: 1 by default for tns, else 0.
+    :param index_base: what indices of modes without ids count from: by default 1 in tns, else 0.
     :param options: more of :func:`gptf_gpytorch.read`: ``duplicates``, ``weight``, ``format``, ...
 
     Example:
@@ -56,12 +56,14 @@ def read_entries(
     """
     if unseen != "new":
         check_unseen(unseen)
-    if isinstance(source, str | PathLike) and (Path(source) / MANIFEST).exists():
-        found = read(source)  # saved entries are as they are
-        source, options = _table(found), {"duplicates": "keep", **options}
+    path = Path(source) if isinstance(source, str | PathLike) else None
+    if path is not None and (path / MANIFEST).exists():
+        saved = TensorEntries.load(path)
+        entries = read_entries(fitted, _table(saved), value="value", unseen=unseen, duplicates="keep", **options)
+        return replace(entries, weights=saved.weights, times=saved.times)
     with_ids = {name: v for name, v in zip(fitted.mode_names, fitted.vocabularies, strict=True) if v is not None}
     plain = len(with_ids) < len(fitted.shape)
-    kind = str(options.get("format") or source).lower().removesuffix(".gz")
+    kind = str(options.get("format") or ("" if path is None else path.name)).lower().removesuffix(".gz")
     if plain and index_base is None and not kind.endswith("tns"):
         index_base = 0
     with warnings.catch_warnings():

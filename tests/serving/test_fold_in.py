@@ -13,7 +13,7 @@ from scipy import optimize, stats
 
 from gptf_gpytorch import DataError, InputError, Vocabulary
 from gptf_gpytorch.data import TensorEntries
-from gptf_gpytorch.serving.fold_in import fold_in
+from gptf_gpytorch.serving.fold_in import _NewRows, fold_in
 from gptf_gpytorch.serving.predictions import predict
 from gptf_gpytorch.serving.reading import read_entries
 from gptf_gpytorch.training.saved import FittedModel
@@ -119,31 +119,62 @@ def test_nothing_to_learn_from_gives_the_prior(either) -> None:
 
 def test_entities_do_not_disturb_each_other(gaussian) -> None:
     """New users who share nothing get what each gets alone; a new ad that both share is found with them."""
-    few = gaussian.newcomer[:20]
-    shape = (16, 9, 8)
-    vocabularies = (Vocabulary([*few.vocabularies[0], "u15"]), *few.vocabularies[1:])
-    cells = few.indices.clone()
-    cells[10:, 0] = 15
-    values = few.values.clone()
-    values[10:] += 4.0
-    both = TensorEntries(cells, values, shape, few.names, vocabularies)
+    both = two_users(gaussian.newcomer)
+    both = replace(both, values=both.values + 4.0 * (both.indices[:, 0] == 15))
     together = fold_in(gaussian.fitted, both)
     for part, user in ((both[:10], "u14"), (both[10:], "u15")):
         alone = fold_in(gaussian.fitted, part)
         assert alone.shape == (15, 9, 8)
         row = together.model.factors[0][int(together.vocabularies[0].encode([user]))]
         torch.testing.assert_close(alone.model.factors[0][14], row, rtol=0, atol=1e-4)
+    cells = both.indices.clone()
     cells[[0, 10], 1] = 9
-    shared = TensorEntries(
-        cells,
-        values,
-        (16, 10, 8),
-        few.names,
-        (vocabularies[0], Vocabulary([*few.vocabularies[1], "new"]), few.vocabularies[2]),
-    )
+    vocabularies = (both.vocabularies[0], Vocabulary([*both.vocabularies[1], "new"]), both.vocabularies[2])
+    shared = TensorEntries(cells, both.values, (16, 10, 8), both.names, vocabularies)
     wider = fold_in(gaussian.fitted, shared)
     assert wider.shape == (16, 10, 8)
     assert wider.model.factors[1][9].norm() > 0
+
+
+def two_users(newcomer: TensorEntries) -> TensorEntries:
+    """The first ten entries as those of user 14, the next ten as those of user 15."""
+    cells = newcomer.indices[:20].clone()
+    cells[10:, 0] = 15
+    users = Vocabulary([*newcomer.vocabularies[0], "u15"])
+    return TensorEntries(cells, newcomer.values[:20], (16, 9, 8), newcomer.names, (users, *newcomer.vocabularies[1:]))
+
+
+def test_each_group_keeps_its_better_start(gaussian, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without steps the result is the better of the two starts, for each user on his own."""
+    fitted = gaussian.fitted
+    other = torch.tensor([1.0, -0.5], dtype=torch.float64)
+    monkeypatch.setattr(_NewRows, "_ascend", lambda self, start: start)
+    monkeypatch.setattr(_NewRows, "_means", lambda self: [other.expand(n, -1) for n in self.counts])
+    both = two_users(gaussian.newcomer)
+    # What user 14 would see with factors 0, and user 15 with the others.
+    taught = fold_in(fitted, both)
+    with torch.no_grad():
+        for row, factors in ((14, torch.zeros(2)), (15, other)):
+            taught.model.factors[0][row] = factors
+        taught.mll.strategy.stamp.fill_(taught.mll.strategy.checksum())
+    told = replace(both, values=predict(taught, both.indices).mean)
+    for users in ([14, 15], [15, 14]):
+        cells = told.indices.clone()
+        cells[:10, 0], cells[10:, 0] = users
+        swapped = replace(told, indices=cells)
+        found = fold_in(fitted, swapped).model.factors[0].detach()
+        for row, part, start in ((users[0], told[:10], np.zeros(2)), (users[1], told[10:], other.numpy())):
+            at = objective(fitted, part)
+            assert at(start) == max(at(np.zeros(2)), at(other.numpy()))
+            assert found[row].tolist() == start.tolist()
+
+
+def test_groups_are_what_shares_entries(gaussian) -> None:
+    """New users 14 to 17 (places 0 to 3) and new ads 9 and 10 (places 4 and 5)."""
+    cells = torch.tensor([[14, 0, 0], [15, 9, 0], [16, 9, 0], [16, 10, 0], [17, 0, 0], [0, 0, 0]])
+    entries = TensorEntries(cells, torch.ones(6), (18, 11, 8))
+    found = _NewRows(gaussian.fitted, cells, entries, (18, 11, 8)).groups.tolist()
+    assert found == [0, 1, 1, 3, 1, 1]
 
 
 def test_a_weight_counts_as_repetition(either) -> None:

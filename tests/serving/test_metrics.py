@@ -72,7 +72,7 @@ def test_a_weight_counts_as_repetition(either) -> None:
 def test_the_calibration_error_is_scikit_learns_curve() -> None:
     rng = np.random.default_rng(0)
     p = rng.uniform(size=500)
-    y = (rng.uniform(size=500) < p**2).astype(float)
+    y = (rng.uniform(size=500) < 0.5 + 0.4 * np.sin(9 * p)).astype(float)  # too high here, too low there
     true, mean = calibration_curve(y, p, n_bins=10)
     counts = np.histogram(p, bins=10, range=(0.0, 1.0))[0]
     assert calibration_error(y, p) == pytest.approx(np.sum(counts * np.abs(true - mean)) / 500)

@@ -18,8 +18,9 @@ def test_files_of_a_model_with_ids(either, tmp_path: Path) -> None:
     (tmp_path / "test.csv").write_text("\n".join(["page,value,user,ad", *lines]))
     found = read_entries(either.fitted, tmp_path / "test.csv")
     assert found == either.test
-    either.test.save(tmp_path / "saved")
-    assert read_entries(either.fitted, tmp_path / "saved") == either.test
+    weighed = replace(either.test, weights=torch.arange(len(ids)).double())
+    weighed.save(tmp_path / "saved")
+    assert read_entries(replace(either.fitted, value_name="stars"), tmp_path / "saved") == weighed
     assert evaluate(either.fitted, found) == evaluate(either.fitted, either.test)
 
 

@@ -37,8 +37,21 @@ def test_the_best_come_first(either, top: int) -> None:
 
 
 def test_by_the_mean_of_f(probit) -> None:
-    found = recommend(probit.fitted, GIVEN, "ad", 9, by="mean")
-    assert [item.id for item in found] == [name for name, *_ in naive(probit.fitted, "latent")]
+    assert [item.id for item in recommend(probit.fitted, GIVEN, "ad", 9, by="mean")] == [
+        name for name, *_ in naive(probit.fitted, "latent")
+    ]
+    orders = {
+        by: [
+            [item.id for item in recommend(probit.fitted, {"user": f"u{user:02d}", "page": "p03"}, "ad", 9, by=by)]
+            for user in range(14)
+        ]
+        for by in ("mean", "probability")
+    }
+    cells = torch.cartesian_prod(torch.arange(14), torch.arange(9), torch.tensor([3]))
+    f = predict(probit.fitted, cells).latent.mean.reshape(14, 9)
+    expected = [[f"a{ad:02d}" for ad in row] for row in f.argsort(dim=1, descending=True).tolist()]
+    assert orders["mean"] == expected
+    assert orders["probability"] != expected
 
 
 def test_seen_entries_are_left_out(either) -> None:

@@ -2,6 +2,7 @@
 
 import csv
 import gzip
+import resource
 import stat
 from dataclasses import replace
 from pathlib import Path
@@ -94,6 +95,21 @@ def test_plain_text_is_written_without_quotes(gaussian, tmp_path: Path) -> None:
     pyarrow.csv.write_csv(table(), tmp_path / "in.csv")
     write_predictions(gaussian.fitted, tmp_path / "in.csv", tmp_path / "out.csv")
     assert (tmp_path / "out.csv").read_text().startswith("user,ad,page,mean,std,lower,upper\nu01,a02,p03,")
+
+
+@pytest.mark.parametrize("note", ["a,b", 'say "hi"', "two\nlines", "two\rlines"])
+def test_text_with_marks_is_quoted(gaussian, tmp_path: Path, note: str) -> None:
+    write_predictions(gaussian.fitted, table(note=["plain", note, ""]), tmp_path / "out.csv")
+    with (tmp_path / "out.csv").open(newline="") as file:
+        assert [row[3] for row in csv.reader(file)] == ["note", "plain", note, ""]
+
+
+def test_newlines_anywhere_in_a_long_file(gaussian, tmp_path: Path) -> None:
+    notes = ["\n".join(["word"] * 100)] * 12_000  # more than a block of the reader
+    rows = pa.table({"user": ["u01"] * 12_000, "ad": ["a02"] * 12_000, "page": ["p03"] * 12_000, "note": notes})
+    pyarrow.csv.write_csv(rows, tmp_path / "in.csv")
+    found = predict_table(gaussian.fitted, tmp_path / "in.csv")
+    assert found.column("note").to_pylist() == notes
 
 
 def test_parquet_keeps_types(probit, tmp_path: Path) -> None:
@@ -196,6 +212,20 @@ def test_a_failure_leaves_what_was_there(gaussian, tmp_path: Path, monkeypatch: 
     assert not stat.S_IMODE((tmp_path / "in.csv.csv").stat().st_mode) & 0o111
     with pytest.raises(DataError, match=r"must fit and be writable. Got .*No such file or directory"):
         write_predictions(gaussian.fitted, table(), tmp_path / "missing" / "out.csv")
+
+
+@pytest.mark.parametrize("name", ["out.csv", "out.parquet"])
+def test_no_room_for_the_file(gaussian, tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_text("before")
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1024, before[1]))
+    try:
+        with pytest.raises(DataError, match=r"Predictions must fit and be writable. Got .*large"):
+            write_predictions(gaussian.fitted, gaussian.test, tmp_path / name)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert (tmp_path / name).read_text() == "before"
+    assert [path.name for path in tmp_path.iterdir()] == [name]
 
 
 @pytest.mark.parametrize(
