@@ -31,6 +31,10 @@ format: $(INSTALLED) ## let ruff rewrite the code
 	$(PYTHON_BIN) -m ruff check --fix .
 	$(PYTHON_BIN) -m ruff format .
 
+.PHONY: demo
+demo: $(INSTALLED) ## train on a real tensor, compare with CP, and say what to type next
+	$(PYTHON_BIN) experiments/demo.py
+
 .PHONY: horovod
 horovod: $(HOROVOD) ## build (once, into the user cache), install and prove Horovod with two workers
 	$(VENV)/bin/horovodrun -np 2 --gloo $(PYTHON_BIN) tests/distributed/allreduce.py
@@ -39,6 +43,7 @@ horovod: $(HOROVOD) ## build (once, into the user cache), install and prove Horo
 bench: $(INSTALLED) ## time the bound against its peers and the GEMM floor; writes experiments/results
 	$(PYTHON_BIN) experiments/benchmarks/evaluation.py
 	$(PYTHON_BIN) experiments/benchmarks/prediction.py
+	$(PYTHON_BIN) experiments/benchmarks/training.py
 	$(PYTHON_BIN) experiments/benchmarks/primitives.py
 	$(PYTHON_BIN) experiments/benchmarks/conditioning.py
 	$(PYTHON_BIN) experiments/benchmarks/sweep.py
@@ -48,6 +53,7 @@ bench: $(INSTALLED) ## time the bound against its peers and the GEMM floor; writ
 .PHONY: plots
 plots: $(INSTALLED) ## draw experiments/results/figures from the JSON that make bench wrote
 	$(PYTHON_BIN) experiments/plots/benchmarks.py
+	$(PYTHON_BIN) experiments/plots/tables.py README.md
 
 .PHONY: lock
 lock: $(INSTALLED) $(HOROVOD) ## write what the environment holds now to constraints.txt

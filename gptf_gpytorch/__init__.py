@@ -13,18 +13,21 @@ A tensor entry at (i_1, ..., i_K) is a Gaussian process function of the concaten
 
 Reading order is import order: ``errors``; ``distributed`` (workers, the differentiable sum over them); ``data``
 (entries, vocabularies, readers, sampling, splits); ``factors``, ``kernels``, ``likelihoods``; ``variational``
-(statistics, bounds, lambda, strategy, ELBO); ``models``; ``initialization``.
+(statistics, bounds, lambda, strategy, ELBO); ``models``; ``initialization``; ``tracking``; ``training`` (``fit``,
+optimisers, checkpoints); ``serving`` (predictions, recommendations, new entities); ``cli``.
 """
 
 from gptf_gpytorch.data import TensorEntries, Vocabulary, read
 from gptf_gpytorch.distributed.communicator import Communicator, SingleProcess
 from gptf_gpytorch.errors import (
+    CheckpointError,
     CholeskyError,
     DataError,
     DataWarning,
     DeferredPosteriorError,
     GPTFError,
     InputError,
+    InterruptedRunError,
     JitterWarning,
     LambdaWarning,
     NumericalError,
@@ -36,6 +39,10 @@ from gptf_gpytorch.initialization import initialize, restart
 from gptf_gpytorch.kernels import FactorRBFKernel
 from gptf_gpytorch.likelihoods import ProbitLikelihood
 from gptf_gpytorch.models import GPTF, to_svgp
+from gptf_gpytorch.tracking.tracker import Tracker
+from gptf_gpytorch.training.config import TrainConfig
+from gptf_gpytorch.training.fit import fit
+from gptf_gpytorch.training.saved import FittedModel
 from gptf_gpytorch.variational.distributions import CollapsedVariationalDistribution
 from gptf_gpytorch.variational.elbo import CollapsedELBO
 from gptf_gpytorch.variational.prediction import Marginals, marginals
@@ -45,6 +52,7 @@ from gptf_gpytorch.version import __version__
 
 __all__ = [
     "GPTF",
+    "CheckpointError",
     "CholeskyError",
     "CollapsedELBO",
     "CollapsedVariationalDistribution",
@@ -54,8 +62,10 @@ __all__ = [
     "DataWarning",
     "DeferredPosteriorError",
     "FactorRBFKernel",
+    "FittedModel",
     "GPTFError",
     "InputError",
+    "InterruptedRunError",
     "JitterWarning",
     "KernelPrior",
     "LambdaWarning",
@@ -67,8 +77,11 @@ __all__ = [
     "SingleProcess",
     "StalePosteriorError",
     "TensorEntries",
+    "Tracker",
+    "TrainConfig",
     "Vocabulary",
     "__version__",
+    "fit",
     "initialize",
     "marginals",
     "read",

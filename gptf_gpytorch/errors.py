@@ -21,6 +21,21 @@ class CholeskyError(NumericalError):
     """K_BB has no Cholesky factor, even with the largest jitter that was tried."""
 
 
+class CheckpointError(GPTFError, OSError):
+    """A checkpoint cannot be written, or is not what was saved."""
+
+
+class InterruptedRunError(GPTFError):
+    """A signal asked a run to stop; its state was saved if it has a folder.
+
+    :param signal: the number of the signal.
+    """
+
+    def __init__(self, message: str, signal: int) -> None:
+        super().__init__(message)
+        self.signal = signal
+
+
 class DeferredPosteriorError(GPTFError, RuntimeError):
     """In training mode a model returns its inputs, not moments; `CollapsedELBO` turns them into a bound."""
 

@@ -7,8 +7,6 @@ from copy import deepcopy
 import gpytorch
 import numpy as np
 import torch
-from sklearn.cluster import KMeans
-from sklearn.exceptions import ConvergenceWarning
 from torch import Tensor
 
 from gptf_gpytorch.errors import InputError
@@ -111,23 +109,28 @@ def restart(
     restarts: int,
     train: Callable[[CollapsedELBO], None] | None = None,
     seed: int = 0,
+    scale: float = 0.1,
     weights: Tensor | None = None,
 ) -> list[float]:
     """Start from several seeds and keep the model with the best bound, with q(v) up to date.
+
+    Every start begins with the model as it was given; what :func:`initialize` leaves alone is not handed on.
 
     :param inputs: this worker's indices `[n, K]`, or plain inputs `[n, D]`.
     :param target: their values `[n]`.
     :param restarts: how many seeds, from ``seed`` on.
     :param train: what is done after each start, in training mode, before the bounds are compared; nothing by default.
     :param seed: the first seed.
+    :param scale: the factors' standard deviation.
     :param weights: the entries' weights `[n]`.
     :return: the bound that each start reached, divided by ``num_data``.
     """
     restarts = positive_integer("restarts", restarts)
     bounds: list[float] = []
-    best: dict[str, Tensor] = {}
+    untouched, best = deepcopy(mll.state_dict()), {}
     for attempt in range(restarts):
-        initialize(mll, inputs, target, seed=seed + attempt, weights=weights)
+        mll.load_state_dict(untouched)
+        initialize(mll, inputs, target, seed=seed + attempt, scale=scale, weights=weights)
         mll.model.train()
         with torch.enable_grad():
             if train is not None:
@@ -144,6 +147,10 @@ def restart(
 
 def _centres(x: Tensor, p: int, seed: int) -> Tensor:
     """The p k-means centres of the rows of x; distinct ones even if x has fewer distinct rows."""
+    # Here, because importing scikit-learn takes as long as importing torch.
+    from sklearn.cluster import KMeans
+    from sklearn.exceptions import ConvergenceWarning
+
     rows = x.detach().cpu().double().numpy()
     spread = rows.std(axis=0).mean() or 1.0
     if len(np.unique(rows, axis=0)) < 2 * p:

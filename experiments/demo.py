@@ -1,0 +1,105 @@
+"""A first look: a real tensor, a live bar, and what the model predicts of the entries that were held out.
+
+The tensor is the COVID-19 serology data inside tensorly's wheel (samples x antigens x receptors, complete). A seeded tenth of
+the entries is held out; the model is compared with the training mean and with CP at the same rank, from tensorly.
+
+python experiments/demo.py [--output runs/demo] [--rank 3]
+"""
+
+import csv
+import math
+import shutil
+from pathlib import Path
+
+import click
+import numpy as np
+import tensorly.datasets
+from rich.console import Console
+from rich.table import Table
+from tensorly.cp_tensor import cp_to_tensor
+from tensorly.decomposition import parafac
+
+from gptf_gpytorch.data import read
+from gptf_gpytorch.serving.explain import relevance
+from gptf_gpytorch.serving.metrics import evaluate
+from gptf_gpytorch.serving.predictions import predict
+from gptf_gpytorch.tracking.figures import bound_curve, predicted_against_observed, relevance_bars
+from gptf_gpytorch.training.fit import fit
+from gptf_gpytorch.training.progress import ProgressPrinter
+
+Array = np.ndarray
+
+
+@click.command(help=__doc__)
+@click.option("--output", default="runs/demo", show_default=True, type=click.Path(path_type=Path))
+@click.option("--rank", default=3, show_default=True)
+@click.option("--max-iterations", default=150, show_default=True)
+def main(output: Path, rank: int, max_iterations: int) -> None:
+    """Train, compare, draw, say what to type next."""
+    shutil.rmtree(output, ignore_errors=True)
+    output.mkdir(parents=True)
+    bunch = tensorly.datasets.load_covid19_serology()
+    tensor = np.asarray(bunch.tensor)
+    held_out = np.random.default_rng(0).random(tensor.shape) < 0.1
+    names = [[f"sample {number}" for number in range(len(tensor))], *(list(ticks) for ticks in bunch.ticks[1:])]
+    for part, mask in (("train", ~held_out), ("test", held_out)):
+        _write(output / f"{part}.csv", tensor, mask, names)
+    train = read(output / "train.csv")
+    test = read(
+        output / "test.csv", vocabularies=dict(zip(train.names, train.vocabularies, strict=True)), duplicates="error"
+    )
+    result = fit(
+        train,
+        rank=rank,
+        inducing=100,
+        max_iterations=max_iterations,
+        tracker=ProgressPrinter(),
+        output=output / "run",
+    )
+    scores = {f"this model, rank {rank}": evaluate(result.fitted, test)}
+    observed = tensor[~held_out]
+    scores["training mean"] = _scores(tensor[held_out], np.full(held_out.sum(), observed.mean()), observed.std())
+    cp = cp_to_tensor(parafac(np.where(held_out, 0.0, tensor), rank, mask=~held_out, init="svd", n_iter_max=500))
+    residual = float(np.sqrt(np.mean((cp - tensor)[~held_out] ** 2)))
+    scores[f"CP (tensorly), rank {rank}"] = _scores(tensor[held_out], cp[held_out], residual)
+    figures = output / "figures"
+    figures.mkdir()
+    steps, found = result.history.steps, predict(result.fitted, test)
+    bound_curve(
+        [step.iteration for step in steps],
+        [step.bound for step in steps],
+        [step.held_out for step in steps],
+        figures / "bound.png",
+    )
+    predicted_against_observed(test.values, found.mean, found.lower, found.upper, figures / "predicted.png")
+    relevance_bars(relevance(result.fitted), figures / "relevance.png")
+    table = Table("held-out tenth", "RMSE", "mean log predictive density")
+    for name, score in scores.items():
+        table.add_row(name, f"{score['rmse']:.3f}", f"{-score['nlpd']:.3f}")
+    console = Console()
+    console.print(table)
+    console.print(
+        f"model:   {output / 'run' / 'model'}", f"figures: {figures}", sep="\n", highlight=False, soft_wrap=True
+    )
+    console.print(f"next:    gptf explain {output / 'run'} --near receptors=IgG1", highlight=False, soft_wrap=True)
+
+
+def _write(path: Path, tensor: Array, mask: Array, names: list[list[str]]) -> None:
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        writer.writerow(["samples", "antigens", "receptors", "value"])
+        for cell in np.argwhere(mask):
+            writer.writerow(
+                [*(ids[row] for ids, row in zip(names, cell, strict=True)), repr(float(tensor[tuple(cell)]))]
+            )
+
+
+def _scores(observed: Array, mean: Array, spread: float) -> dict[str, float]:
+    """The scores of a normal prediction with one standard deviation, that of the training residuals."""
+    error = observed - mean
+    density = -0.5 * math.log(2.0 * math.pi * spread**2) - 0.5 * float(np.mean(error**2)) / spread**2
+    return {"rmse": float(np.sqrt(np.mean(error**2))), "nlpd": -density}
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,78 @@
+"""What a fitted model has learned: which modes matter, and which entities are alike."""
+
+from typing import Any, NamedTuple
+
+import gpytorch
+import torch
+from torch import Tensor
+
+from gptf_gpytorch.errors import InputError
+from gptf_gpytorch.kernels import FactorRBFKernel
+from gptf_gpytorch.serving.lookup import count_of, ids_of, mode_of, row_of
+from gptf_gpytorch.training.saved import FittedModel
+from gptf_gpytorch.variational.stationary import recognise
+
+
+class Neighbour(NamedTuple):
+    """An entity and how far it is."""
+
+    id: Any
+    distance: float
+
+
+def relevance(fitted: FittedModel) -> dict[str, float]:
+    r"""How much each mode moves the function, as shares that add up to 1.
+
+    A mode's share is proportional to :math:`\sum_d s_{kd}^2 / \ell_{kd}^2`, with the standard deviations s of its
+    factors and their lengthscales; see :meth:`gptf_gpytorch.FactorRBFKernel.relevance`. It is the same for RBF and
+    Matern kernels, which see nothing but the length-scaled distance.
+
+    Example:
+        >>> round(sum(relevance(fitted).values()), 6)
+        1.0
+
+    """
+    factors = fitted.model.factors
+    kernel = FactorRBFKernel(factors.ranks).to(factors[0])
+    with torch.no_grad():
+        kernel.lengthscale = _lengthscales(fitted)
+        spread = torch.cat([table.std(0, correction=0) for table in factors.weights])
+        shares = kernel.relevance(spread).tolist()
+    return dict(zip(fitted.mode_names, shares, strict=True))
+
+
+def neighbours(fitted: FittedModel, mode: str, entity: Any, top: int = 10) -> list[Neighbour]:
+    r"""The entities of a mode that are nearest to one of them, nearest first.
+
+    The distance is that of the kernel, :math:`\bigl(\sum_d (u_d - u'_d)^2 / \ell_d^2\bigr)^{1/2}`: entities at distance 0 are one
+    and the same to the model, and those far beyond 1 have little to do with each other.
+
+    :param entity: its id.
+    :param top: how many; fewer come where there are fewer.
+
+    Example:
+        >>> nearest = neighbours(fitted, "user", "u01", top=3)
+        >>> len(nearest), nearest[0].distance <= nearest[1].distance
+        (3, True)
+
+    """
+    place, top = mode_of(fitted, mode), count_of(top)
+    row = row_of(fitted, place, entity)
+    with torch.no_grad():
+        scaled = fitted.model.factors[place] / _lengthscales(fitted).split(fitted.model.factors.ranks)[place]
+        distance = (scaled - scaled[row]).norm(dim=1)
+    order = distance.argsort(stable=True)
+    order = order[order != row][:top]
+    ids = ids_of(fitted, place, order)
+    return [Neighbour(item, far) for item, far in zip(ids, distance[order].tolist(), strict=True)]
+
+
+def _lengthscales(fitted: FittedModel) -> Tensor:
+    """One for each of the D concatenated factors."""
+    model: gpytorch.models.ApproximateGP = fitted.model
+    prior = recognise(model, fitted.mll.strategy.inducing_points)
+    if prior is None:
+        raise InputError(
+            f"The kernel must be RBF or Matern, with lengthscales. Got {type(model.covar_module).__name__}."
+        )
+    return prior.lengthscale.detach().expand(fitted.model.factors.dim)

@@ -1,0 +1,1 @@
+"""Training: the configuration of a run, optimisers, `fit`, checkpoints."""

@@ -1,0 +1,166 @@
+"""Checkpoints: tensors and JSON with a checksum, there whole or not at all, last ones and best one kept.
+
+A checkpoint is a folder of `state.safetensors`, `run.json` and `manifest.json`, which holds the SHA-256 of the others. It is
+written under a temporary name, flushed, renamed. Nothing is unpickled.
+"""
+
+import fcntl
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+from safetensors import SafetensorError
+from torch import Tensor
+
+from gptf_gpytorch.data.storage import digest, new_folder
+from gptf_gpytorch.errors import CheckpointError, GPTFError
+
+FORMAT, VERSION = "gptf_gpytorch checkpoint", 1
+_STATE, _RUN, _MANIFEST = "state.safetensors", "run.json", "manifest.json"
+
+
+def save(
+    folder: Path,
+    tensors: Mapping[str, Tensor],
+    run: Mapping[str, Any],
+    files: Mapping[str, Callable[[Path], None]] | None = None,
+) -> None:
+    """Write a checkpoint, in place of one of that name if there is one.
+
+    :param files: what writes each further file of it.
+    """
+    try:
+        draft_name = folder.with_name(f"{folder.name}.new")
+        shutil.rmtree(draft_name, ignore_errors=True)
+        with new_folder(draft_name) as draft:
+            contiguous = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
+            safetensors.torch.save_file(contiguous, draft / _STATE)
+            (draft / _RUN).write_text(json.dumps(run, indent=1) + "\n", encoding="utf-8")
+            for name, write in (files or {}).items():
+                write(draft / name)
+            sums = {path.name: digest(path) for path in sorted(draft.iterdir())}
+            (draft / _MANIFEST).write_text(_manifest(sums), encoding="utf-8")
+        _replace(draft_name, folder)
+    except (OSError, SafetensorError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise CheckpointError(f"The checkpoint must fit and be writable. Got {folder}: {reason}.") from error
+
+
+def load(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """The tensors and the JSON of a checkpoint whose files are what was saved."""
+    if not folder.is_dir():
+        raise CheckpointError(f"A checkpoint must be a folder that was saved whole. Got {folder}.")
+    text = _read(folder / _MANIFEST)
+    try:
+        sums = json.loads(text)["sha256"]
+        if text != _manifest(dict(sums)) or not {_STATE, _RUN} <= set(sums):
+            raise ValueError("it was changed")
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise CheckpointError(
+            f"{folder / _MANIFEST} must be a {FORMAT!r} manifest, version {VERSION}, that was saved whole. Got: {error}."
+        ) from error
+    for name, expected in sums.items():
+        path = folder / name
+        if Path(name).name != name or not path.is_file():
+            raise CheckpointError(f"{folder} must hold every file that its manifest lists. Got no {name}.")
+        if digest(path) != expected:
+            raise CheckpointError(f"{path} must be what was saved. Got another SHA-256: the file has changed.")
+    try:
+        tensors = safetensors.torch.load_file(folder / _STATE)
+        # In memory of their own, aligned as all tensors are: sums over them must round as they did before.
+        return {name: tensor.clone() for name, tensor in tensors.items()}, json.loads(_read(folder / _RUN))
+    except (SafetensorError, ValueError, OSError) as error:
+        raise CheckpointError(f"{folder} must be a checkpoint that was saved whole. Got: {error}.") from error
+
+
+def _manifest(sums: dict[str, str]) -> str:
+    return json.dumps({"format": FORMAT, "version": VERSION, "sha256": sums}, indent=1) + "\n"
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise CheckpointError(f"A checkpoint must hold a readable {path.name}. Got {path}: {reason}.") from error
+
+
+def _replace(draft: Path, folder: Path) -> None:
+    """Rename; a folder that is in the way is moved aside first and comes back if that fails."""
+    old = folder.with_name(f"{folder.name}.old")
+    shutil.rmtree(old, ignore_errors=True)
+    if folder.exists():
+        folder.rename(old)
+    draft.rename(folder)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+class Checkpoints:
+    """The checkpoints of a run, in one folder that no other run may use meanwhile.
+
+    :param folder: the run's folder; made if it is not there.
+    :param keep: how many of the last ones are kept.
+    """
+
+    def __init__(self, folder: Path, keep: int = 2) -> None:
+        self.folder, self.keep = folder, keep
+
+    @contextmanager
+    def lock(self) -> Iterator[None]:
+        """Hold the folder for one run."""
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            descriptor = os.open(self.folder / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
+        except OSError as error:
+            raise CheckpointError(
+                f"The output folder must be writable. Got {self.folder}: {error.strerror}."
+            ) from error
+        try:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                raise CheckpointError(
+                    f"A folder is for one run at a time. Got {self.folder}, which another run uses."
+                ) from error
+            for left in (
+                *self.folder.glob(".step-*"),
+                *self.folder.glob("step-*.new"),
+                *self.folder.glob("step-*.old"),
+            ):
+                shutil.rmtree(left, ignore_errors=True)  # what a run that was killed did not finish
+            yield
+        finally:
+            os.close(descriptor)
+
+    def steps(self) -> list[int]:
+        """The steps that have a checkpoint, the first first."""
+        return sorted(int(path.name.split("-")[1]) for path in self.folder.glob("step-????????") if path.is_dir())
+
+    def save(self, step: int, tensors: Mapping[str, Tensor], run: Mapping[str, Any]) -> Path:
+        """Write the checkpoint of a step, and remove those that are no longer kept."""
+        path = self._path(step)
+        save(path, tensors, run)
+        for old in self.steps()[: -self.keep]:
+            shutil.rmtree(self._path(old), ignore_errors=True)
+        return path
+
+    def load_last(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """The last checkpoint that is whole; one that is not is passed over if there is an older one."""
+        steps = self.steps()
+        if not steps:
+            raise CheckpointError(f"There must be a checkpoint to resume from. Got none in {self.folder}.")
+        for step in reversed(steps):
+            try:
+                return load(self._path(step))
+            except GPTFError:
+                if step == steps[0]:
+                    raise
+        raise AssertionError
+
+    def _path(self, step: int) -> Path:
+        return self.folder / f"step-{step:08d}"

@@ -1,0 +1,179 @@
+"""What a run is: one frozen, typed, validated description, with the same names in Python, in TOML and on the command line."""
+
+import difflib
+import math
+import tomllib
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import gpytorch
+
+from gptf_gpytorch.errors import InputError
+from gptf_gpytorch.kernels import FactorRBFKernel
+
+Likelihood = Literal["gaussian", "probit"]
+OptimizerName = Literal["lbfgs", "gd", "adam"]
+KernelName = Literal["rbf", "matern12", "matern32", "matern52"]
+MeanName = Literal["constant", "zero"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainConfig:
+    """A run.
+
+    :param likelihood: ``gaussian`` for real values, ``probit`` for values in {0, 1}.
+    :param rank: factors of an entity: one number, or one for each mode.
+    :param inducing: the number of inducing points, at most the number of entries.
+    :param kernel: over the concatenated factors; each has a lengthscale for every factor.
+    :param mean: of the Gaussian process.
+    :param optimizer: L-BFGS, gradient descent with a line search, or Adam.
+    :param max_iterations: steps at most.
+    :param learning_rate: of Adam.
+    :param tolerance: stop when the bound of an entry has grown by less than this share of itself in ten steps.
+    :param gradient_tolerance: stop when no component of the gradient of the bound of an entry is larger.
+    :param max_seconds: stop after this time.
+    :param validation: the share of the entries that is held out of training, for ``patience`` and the log.
+    :param patience: stop when the held-out entries have not become more likely in this many steps, and keep the state
+        where they were most likely. 0 does not look.
+    :param balance: zeros to sample for each nonzero; 0 samples none.
+    :param standardize: train on values with mean 0 and variance 1 (``gaussian``); predictions are in the user's units.
+    :param restarts: starts from this many seeds, of which the best bound is kept.
+    :param scale: the standard deviation of the factors at the start.
+    :param seed: of everything that is random.
+    :param chunk_size: entries that are mapped at a time.
+    :param checkpoint_seconds: seconds between checkpoints, 0 for one after every step.
+    :param keep: checkpoints that are kept, beside the best one.
+
+    Example:
+        >>> TrainConfig(likelihood="probit", rank=5).inducing
+        100
+
+    """
+
+    likelihood: Likelihood = "gaussian"
+    rank: int | tuple[int, ...] = 3
+    inducing: int = 100
+    kernel: KernelName = "rbf"
+    mean: MeanName = "constant"
+    optimizer: OptimizerName = "lbfgs"
+    max_iterations: int = 200
+    learning_rate: float = 0.03
+    tolerance: float = 1e-5
+    gradient_tolerance: float = 1e-6
+    max_seconds: float = math.inf
+    validation: float = 0.0
+    patience: int = 0
+    balance: float = 0.0
+    standardize: bool = True
+    restarts: int = 1
+    scale: float = 0.1
+    seed: int = 0
+    chunk_size: int = 3000
+    checkpoint_seconds: float = 60.0
+    keep: int = 2
+
+    def __post_init__(self) -> None:
+        for name, choices in CHOICES.items():
+            if getattr(self, name) not in choices:
+                raise InputError(f"{name} must be one of {', '.join(choices)}. Got {getattr(self, name)!r}.")
+        if isinstance(self.rank, list | tuple):
+            object.__setattr__(self, "rank", tuple(self.rank))
+            if not self.rank:
+                raise InputError("rank must be one number, or one for each mode. Got none.")
+            for rank in self.rank:
+                _whole("rank", rank, 1)
+        else:
+            _whole("rank", self.rank, 1)
+        for name, low in _WHOLE.items():
+            _whole(name, getattr(self, name), low)
+        for name, (least, most) in _REAL.items():
+            value = getattr(self, name)
+            right = isinstance(value, int | float) and not isinstance(value, bool) and least <= value <= most
+            if not right:
+                raise InputError(f"{name} must be a number in [{least:g}, {most:g}]. Got {value!r}.")
+            object.__setattr__(self, name, float(value))
+        if not isinstance(self.standardize, bool):
+            raise InputError(f"standardize must be true or false. Got {self.standardize!r}.")
+        if self.patience and not self.validation:
+            raise InputError(
+                f"patience needs entries held out: validation must be above 0. Got patience {self.patience}."
+            )
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any], where: str = "the configuration") -> "TrainConfig":
+        """A configuration from names and values; an unknown name is an error that names the nearest known one."""
+        known = [field.name for field in fields(cls)]
+        for name in values:
+            if name not in known:
+                near = difflib.get_close_matches(name.replace("-", "_"), known, n=1, cutoff=0.5)
+                hint = f" Did you mean {near[0]}?" if near else f" Known are {', '.join(known)}."
+                raise InputError(f"{where} may hold only known keys. Got {name!r}.{hint}")
+        return cls(**values)
+
+    @classmethod
+    def read(cls, path: str | Path, **changes: Any) -> "TrainConfig":
+        """A configuration from a TOML file, with changes."""
+        try:
+            values = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+        except OSError as error:
+            raise InputError(f"The configuration must be a readable file. Got {path}: {error.strerror}.") from error
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+            raise InputError(f"The configuration must be TOML. Got {path}: {error}.") from error
+        return cls.of({**values, **changes}, where=str(path))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Names and values that JSON can hold; ``of`` takes them back."""
+        found = asdict(self)
+        found["max_seconds"] = None if math.isinf(self.max_seconds) else self.max_seconds
+        return found
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any], where: str = "the configuration") -> "TrainConfig":
+        """What :meth:`to_dict` returned."""
+        seconds = values.get("max_seconds")
+        return cls.of({**values, "max_seconds": math.inf if seconds is None else seconds}, where)
+
+    def make_kernel(self, ranks: tuple[int, ...]) -> gpytorch.kernels.Kernel:
+        """The kernel of that name over the concatenated factors."""
+        if self.kernel == "rbf":
+            return gpytorch.kernels.ScaleKernel(FactorRBFKernel(ranks))
+        nu = {"matern12": 0.5, "matern32": 1.5, "matern52": 2.5}[self.kernel]
+        return gpytorch.kernels.ScaleKernel(gpytorch.kernels.MaternKernel(nu=nu, ard_num_dims=sum(ranks)))
+
+    def make_mean(self) -> gpytorch.means.Mean:
+        """The mean of that name."""
+        return gpytorch.means.ConstantMean() if self.mean == "constant" else gpytorch.means.ZeroMean()
+
+
+CHOICES: dict[str, tuple[str, ...]] = {
+    "likelihood": get_args(Likelihood),
+    "optimizer": get_args(OptimizerName),
+    "kernel": get_args(KernelName),
+    "mean": get_args(MeanName),
+}
+_WHOLE = {
+    "inducing": 1,
+    "max_iterations": 0,
+    "patience": 0,
+    "restarts": 1,
+    "seed": 0,
+    "chunk_size": 1,
+    "keep": 1,
+}
+_REAL = {
+    "learning_rate": (1e-12, 1e6),
+    "tolerance": (0.0, 1.0),
+    "gradient_tolerance": (0.0, math.inf),
+    "max_seconds": (0.0, math.inf),
+    "validation": (0.0, 0.9),
+    "balance": (0.0, 1e6),
+    "scale": (1e-12, 1e6),
+    "checkpoint_seconds": (0.0, math.inf),
+}
+
+
+def _whole(name: str, value: Any, low: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < low:
+        raise InputError(f"{name} must be a whole number from {low} on. Got {value!r}.")

@@ -1,0 +1,282 @@
+"""``fit``: from entries and a configuration to a fitted model, alone or in lockstep with other workers."""
+
+import hashlib
+import math
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gptf_gpytorch.data.entries import TensorEntries
+from gptf_gpytorch.data.sampling import balance
+from gptf_gpytorch.distributed.communicator import Communicator, SingleProcess
+from gptf_gpytorch.errors import CheckpointError, InputError, InterruptedRunError
+from gptf_gpytorch.initialization import initialize, restart
+from gptf_gpytorch.tracking.tracker import Tracker, Trackers
+from gptf_gpytorch.training import optimizers
+from gptf_gpytorch.training.checkpoints import Checkpoints
+from gptf_gpytorch.training.config import TrainConfig
+from gptf_gpytorch.training.history import History
+from gptf_gpytorch.training.loop import Loop, Progress
+from gptf_gpytorch.training.objective import BoundObjective, Scaling, log_density
+from gptf_gpytorch.training.saved import FittedModel, build
+from gptf_gpytorch.training.signals import StopRequest
+from gptf_gpytorch.variational.elbo import CollapsedELBO
+
+# Steps after which the best of several starts is chosen.
+_SCREENING = 20
+# A run may be resumed with other values of these: they say when to stop, not where to go.
+_MAY_CHANGE = {
+    "max_iterations",
+    "max_seconds",
+    "checkpoint_seconds",
+    "keep",
+    "tolerance",
+    "gradient_tolerance",
+    "patience",
+}
+
+
+@dataclass(frozen=True)
+class Result:
+    """What came of a run."""
+
+    fitted: FittedModel
+    reason: str  # why it stopped
+    history: History
+    seconds: float
+
+    @property
+    def model(self) -> Any:
+        """The model, with q(v) up to date, in evaluation mode."""
+        return self.fitted.model
+
+    @property
+    def likelihood(self) -> Any:
+        """The likelihood."""
+        return self.fitted.mll.likelihood
+
+    @property
+    def bound(self) -> float:
+        """The bound of an entry at the state that was kept."""
+        return self.summary["bound"]  # type: ignore[no-any-return]
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        """The final numbers."""
+        return {
+            "bound": float(sum(self.fitted.mll.terms.values())) / self.fitted.mll.num_data,
+            "steps": self.history.steps[-1].iteration if self.history.steps else 0,
+            "seconds": self.seconds,
+            "reason": self.reason,
+            "held_out": max((s.held_out for s in self.history.steps if s.held_out is not None), default=None),
+        }
+
+
+def fit(
+    entries: TensorEntries,
+    config: TrainConfig | None = None,
+    *,
+    communicator: Communicator | None = None,
+    tracker: Tracker | Sequence[Tracker] | None = None,
+    output: str | Path | None = None,
+    resume: bool = False,
+    value_name: str = "value",
+    **options: Any,
+) -> Result:
+    """Train a model.
+
+    :param entries: all entries, the same on every worker: each takes its share.
+    :param config: the run; keyword arguments of its names may be given instead.
+    :param communicator: the workers; one process by default.
+    :param tracker: who watches; only worker 0 speaks to them.
+    :param output: a folder for checkpoints and, at the end, the model; None keeps nothing.
+    :param resume: go on from the last checkpoint in ``output``.
+    :param value_name: what the user calls the values; saved with the model.
+
+    Example:
+        >>> indices = torch.cartesian_prod(torch.arange(9), torch.arange(8))
+        >>> entries = TensorEntries(indices, torch.sin(indices.sum(1).double()), shape=(9, 8))
+        >>> result = fit(entries, rank=1, inducing=10, max_iterations=5)
+        >>> len(result.history.steps)
+        5
+
+    """
+    if config is not None and options:
+        raise InputError(f"fit() takes a config or its fields. Got both: {', '.join(options)} beside a config.")
+    config = TrainConfig.of(options, "fit()") if config is None else config
+    communicator = SingleProcess() if communicator is None else communicator
+    watchers = [] if tracker is None else [tracker] if isinstance(tracker, Tracker) else list(tracker)
+    run = _Run(entries, config, communicator, Trackers(watchers if communicator.rank == 0 else []), output, resume)
+    run.value_name = value_name
+    with run.checkpoints.lock() if run.keeps else nullcontext():
+        try:
+            return run.go()
+        except BaseException as error:
+            run.tracker.fail(f"{type(error).__name__}: {error}")
+            raise
+
+
+class _Run:
+    def __init__(
+        self,
+        entries: TensorEntries,
+        config: TrainConfig,
+        communicator: Communicator,
+        tracker: Tracker,
+        output: str | Path | None,
+        resume: bool,
+    ) -> None:
+        if not len(entries):
+            raise InputError("There must be entries to train on. Got none.")
+        if resume and output is None:
+            raise InputError("resume needs the run's folder: give output.")
+        self.entries, self.config, self.communicator, self.tracker = entries, config, communicator, tracker
+        self.output, self.resume = None if output is None else Path(output), resume
+        self.keeps = self.output is not None and communicator.rank == 0
+        self.checkpoints = Checkpoints(Path() if self.output is None else self.output, config.keep)
+        self.stop = StopRequest()
+        self.value_name = "value"
+
+    def go(self) -> Result:
+        config, communicator = self.config, self.communicator
+        if self.keeps and self.checkpoints.steps() and not self.resume:
+            raise CheckpointError(
+                f"A new run needs a folder without checkpoints. Got {self.output}, which holds step "
+                f"{self.checkpoints.steps()[-1]}: resume it, or choose another folder."
+            )
+        train, held_out = _hold_out(self._balanced(), config)
+        self.digest = _digest(self.entries)
+        gaussian = config.likelihood == "gaussian"
+        mine = train.shard(communicator.rank, communicator.size)
+        scaling = Scaling.fitted(mine.values, communicator) if gaussian and config.standardize else Scaling()
+        mll = build(config, self.entries.shape, len(train), communicator)
+        objective = BoundObjective(mll, mine.indices, scaling.scaled(mine.values), mine.weights)
+        optimizer = optimizers.make(config.optimizer, config.learning_rate)
+        with self.stop.listening():
+            resumed = self._resumed(mll, optimizer) if self.resume else None
+            self.tracker.start(self._description(len(train), 0 if held_out is None else len(held_out)))
+            progress = self._started(mll, objective, optimizer) if resumed is None else resumed
+            share = None if held_out is None else held_out.shard(communicator.rank, communicator.size)
+            loop = Loop(
+                objective,
+                optimizer,
+                config,
+                progress,
+                tracker=self.tracker,
+                held_out=None if share is None else lambda: log_density(mll, share, scaling),
+                save=lambda now: self._save(mll, optimizer, now),
+                stop=self.stop,
+            )
+            try:
+                reason = loop.run()
+            except InterruptedRunError as stopped:
+                where = f" Resume it with the same command and --resume: {self.output}." if self.output else ""
+                raise InterruptedRunError(f"{stopped}{where}", stopped.signal) from None
+        objective(progress.point.x if progress.best is None else progress.best)
+        mll.model.eval()
+        fitted = FittedModel(
+            mll,
+            config,
+            scaling,
+            self.entries.names,
+            self.entries.vocabularies,
+            value_name=self.value_name,
+            history=progress.history,
+        )
+        result = Result(fitted, reason, progress.history, progress.seconds)
+        if self.keeps and self.output is not None:
+            self._save(mll, optimizer, progress)
+            fitted.save(self.output / "model")
+        self.tracker.finish(result.summary)
+        return result
+
+    def _balanced(self) -> TensorEntries:
+        if not self.config.balance:
+            return self.entries
+        return balance(self.entries, ratio=self.config.balance, seed=self.config.seed)
+
+    def _started(self, mll: CollapsedELBO, objective: BoundObjective, optimizer: optimizers.Optimizer) -> Progress:
+        """The start, or the best of several after a few steps each."""
+        config, data = self.config, (objective.indices, objective.values)
+        start: dict[str, Any] = {"seed": config.seed, "scale": config.scale, "weights": objective.weights}
+        if config.restarts == 1:
+            initialize(mll, *data, **start)
+        else:
+            steps = min(_SCREENING, config.max_iterations)
+            short = replace(config, max_iterations=steps, validation=0.0, patience=0, checkpoint_seconds=math.inf)
+
+            def train(mll: CollapsedELBO) -> None:
+                optimizer.reset()
+                progress = Progress(objective(objective.vector()))
+                Loop(objective, optimizer, short, progress, tracker=Tracker(), stop=self.stop).run()
+                objective.assign(progress.point.x)
+
+            bounds = restart(mll, *data, restarts=config.restarts, train=train, **start)
+            best = bounds.index(max(bounds))
+            self.tracker.note(
+                f"of {config.restarts} starts, seed {config.seed + best} has the best bound, {bounds[best]:.6g}"
+            )
+            optimizer.reset()
+        return Progress(objective(objective.vector()))
+
+    def _save(self, mll: CollapsedELBO, optimizer: optimizers.Optimizer, progress: Progress) -> None:
+        if not self.keeps:
+            return
+        tensors = {f"mll.{name}": tensor for name, tensor in mll.state_dict().items()}
+        tensors |= {f"optimizer.{name}": tensor for name, tensor in optimizer.state().items()}
+        tensors |= {f"progress.{name}": tensor for name, tensor in progress.tensors().items()}
+        run: dict[str, Any] = {"kind": "checkpoint", "config": self.config.to_dict(), "shape": list(self.entries.shape)}
+        run |= {"data": self.digest, "workers": self.communicator.size, "progress": progress.to_dict()}
+        self.checkpoints.save(progress.iteration, tensors, run)
+
+    def _resumed(self, mll: CollapsedELBO, optimizer: optimizers.Optimizer) -> Progress:
+        tensors, run = self.checkpoints.load_last()
+        before, now = run["config"], self.config.to_dict()
+        pairs = {name: (before.get(name), value) for name, value in now.items() if name not in _MAY_CHANGE}
+        pairs |= {"shape": (run["shape"], list(self.entries.shape)), "data": (run["data"], self.digest)}
+        for name, (then, value) in pairs.items():
+            if (list(then) if isinstance(then, tuple) else then) != (
+                list(value) if isinstance(value, tuple) else value
+            ):
+                raise CheckpointError(f"{name} must be what the run began with: {then!r}. Got {value!r}.")
+        parts: dict[str, dict[str, Tensor]] = {"mll": {}, "optimizer": {}, "progress": {}}
+        for name, tensor in tensors.items():
+            part, _, rest = name.partition(".")
+            parts[part][rest] = tensor
+        mll.load_state_dict(parts["mll"])
+        optimizer.load(parts["optimizer"])
+        return Progress.from_saved(parts["progress"], run["progress"])
+
+    def _description(self, training: int, held_out: int) -> dict[str, Any]:
+        return {
+            "config": self.config.to_dict(),
+            "modes": dict(zip(self.entries.names, self.entries.shape, strict=True)),
+            "entries": training,
+            "held_out": held_out,
+            "digest": self.digest,
+            "workers": self.communicator.size,
+            "output": None if self.output is None else str(self.output),
+            "resumed": self.resume,
+        }
+
+
+def _hold_out(entries: TensorEntries, config: TrainConfig) -> tuple[TensorEntries, TensorEntries | None]:
+    """Training entries and, if asked for, a seeded share of them that is only looked at."""
+    count = round(config.validation * len(entries))
+    if not count:
+        return entries, None
+    order = torch.randperm(len(entries), generator=torch.Generator().manual_seed(config.seed))
+    return entries[order[count:].sort().values], entries[order[:count].sort().values]
+
+
+def _digest(entries: TensorEntries) -> str:
+    """What tells one set of entries from another."""
+    found = hashlib.sha256(f"{entries.shape} {len(entries)}".encode())
+    for tensor in (entries.indices, entries.values, *([] if entries.weights is None else [entries.weights])):
+        found.update(tensor.contiguous().numpy().data)
+    return found.hexdigest()

@@ -1,0 +1,238 @@
+"""The loop: steps until a criterion says stop, rolling back where numbers fail, keeping the best state."""
+
+import copy
+import math
+import time
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gptf_gpytorch.errors import InterruptedRunError, JitterWarning, NumericalError
+from gptf_gpytorch.tracking.tracker import Tracker
+from gptf_gpytorch.training.config import TrainConfig
+from gptf_gpytorch.training.history import History, Step
+from gptf_gpytorch.training.objective import BoundObjective
+from gptf_gpytorch.training.optimizers import Optimizer, Point
+from gptf_gpytorch.training.signals import StopRequest
+
+# After this many rollbacks the trouble is not one that jitter cures.
+_ROLLBACKS = 5
+# The bound is compared with that of so many steps ago.
+_WINDOW = 10
+
+
+class _StopNowError(Exception):
+    """Leaves an evaluation that nobody waits for any more."""
+
+
+@dataclass
+class Progress:
+    """Where a run is: all that has to be saved beside the model to go on as if nothing had happened."""
+
+    point: Point
+    iteration: int = 0
+    seconds: float = 0.0
+    best: Tensor | None = None
+    best_score: float = -math.inf
+    best_iteration: int = 0
+    rollbacks: int = 0
+    history: History = field(default_factory=History)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The part that is tensors."""
+        best = {} if self.best is None else {"best": self.best}
+        return {"x": self.point.x, "gradient": self.point.gradient, **best}
+
+    def to_dict(self) -> dict[str, Any]:
+        """The part that is JSON."""
+        return {
+            "value": self.point.value.hex(),
+            "iteration": self.iteration,
+            "seconds": self.seconds,
+            "best_score": self.best_score.hex(),
+            "best_iteration": self.best_iteration,
+            "rollbacks": self.rollbacks,
+            "history": self.history.to_dict(),
+        }
+
+    @classmethod
+    def from_saved(cls, tensors: dict[str, Tensor], content: dict[str, Any]) -> "Progress":
+        """What :meth:`tensors` and :meth:`to_dict` returned."""
+        point = Point(tensors["x"], float.fromhex(content["value"]), tensors["gradient"])
+        return cls(
+            point=point,
+            iteration=content["iteration"],
+            seconds=content["seconds"],
+            best=tensors.get("best"),
+            best_score=float.fromhex(content["best_score"]),
+            best_iteration=content["best_iteration"],
+            rollbacks=content["rollbacks"],
+            history=History.from_dict(content["history"]),
+        )
+
+
+class Loop:
+    """Takes the steps of a run.
+
+    :param held_out: the score of the held-out entries at the present q(v), or None if there are none.
+    :param save: writes a checkpoint.
+    """
+
+    def __init__(
+        self,
+        objective: BoundObjective,
+        optimizer: Optimizer,
+        config: TrainConfig,
+        progress: Progress,
+        *,
+        tracker: Tracker,
+        held_out: Callable[[], float] | None = None,
+        save: Callable[[Progress], None] = lambda progress: None,
+        stop: StopRequest | None = None,
+    ) -> None:
+        self.objective, self.optimizer, self.config, self.progress = objective, optimizer, config, progress
+        self.tracker, self.held_out, self.save = tracker, held_out, save
+        self.stop = StopRequest() if stop is None else stop
+        self._buffers: dict[str, Tensor] = {}
+
+    def run(self) -> str:
+        """Step until a criterion is met; the reason in words. q(v) is not brought up to date."""
+        started, before = time.monotonic(), self.progress.seconds
+        saved, reason = started, None
+        self._remember_buffers()
+        while reason is None:
+            evaluations, since = self.objective.evaluations, time.monotonic()
+            moved = self._step()
+            self.progress.seconds = before + time.monotonic() - started
+            if moved:
+                spent = (self.objective.evaluations - evaluations) / max(time.monotonic() - since, 1e-9)
+                self._record(spent * len(self.objective.values))
+            reason = self._verdict(moved)
+            if reason is None and time.monotonic() - saved >= self.config.checkpoint_seconds:
+                self.save(self.progress)
+                saved = time.monotonic()
+        return reason
+
+    def _step(self) -> bool:
+        """One step, or a rollback; False if nothing lowers the objective."""
+        if self.progress.iteration >= self.config.max_iterations:
+            return False
+        progress, memory, failures = self.progress, copy.copy(self.optimizer.__dict__), self.objective.failures
+        jitter = self._jitter
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", JitterWarning)  # said once, below
+                found = self.optimizer.step(self._evaluate, progress.point)
+            if found is None and self.objective.failures > failures:
+                raise NumericalError("The bound was no number at any step that was tried.")
+        except (NumericalError, _StopNowError) as error:
+            self.optimizer.__dict__.update(memory)
+            self._restore_buffers()
+            if isinstance(error, _StopNowError):
+                return True
+            self._roll_back(error)
+            return True
+        if found is None:
+            return False
+        progress.point = found
+        if not torch.equal(self.objective.last, found.x):
+            progress.point = self.objective(found.x)  # q(v) and the terms must be this point's
+        if self._jitter != jitter:
+            self._note(f"step {progress.iteration + 1}: the jitter of K_BB went from {jitter:g} to {self._jitter:g}")
+            self.optimizer.reset()
+        progress.iteration += 1
+        self._remember_buffers()
+        return True
+
+    def _evaluate(self, x: Tensor) -> Point:
+        if self.stop.signal is not None and self.objective.mll.communicator.size == 1:
+            raise _StopNowError
+        return self.objective(x)
+
+    def _roll_back(self, error: NumericalError) -> None:
+        """Go back to the last good state with more jitter, or give up."""
+        progress = self.progress
+        while True:
+            progress.rollbacks += 1
+            if progress.rollbacks > _ROLLBACKS:
+                raise NumericalError(
+                    f"Training must find numbers it can work with. Got trouble after {_ROLLBACKS} rollbacks: {error}"
+                ) from error
+            self.objective.mll.strategy.jitter.mul_(10.0)
+            self._note(
+                f"step {progress.iteration + 1}: {error} Back to step {progress.iteration}, jitter {self._jitter:g} "
+                f"(rollback {progress.rollbacks} of {_ROLLBACKS})"
+            )
+            try:
+                progress.point = self.objective(progress.point.x)
+                break
+            except NumericalError as again:
+                error = again
+        self.optimizer.reset()
+        self._remember_buffers()
+
+    def _record(self, entries_per_second: float) -> None:
+        progress, mll = self.progress, self.objective.mll
+        score = None if self.held_out is None else self.held_out()
+        record = Step.of(
+            mll,
+            progress.point,
+            iteration=progress.iteration,
+            seconds=progress.seconds,
+            entries_per_second=entries_per_second,
+            held_out=score,
+        )
+        if progress.history.steps and progress.history.steps[-1].iteration == progress.iteration:
+            return  # a rollback or an interruption: no step was taken
+        progress.history.steps.append(record)
+        self.tracker.step(record.to_dict())
+        watched = score if self.config.patience and score is not None else record.bound
+        if watched > progress.best_score:
+            progress.best, progress.best_score = progress.point.x.clone(), watched
+            progress.best_iteration = progress.iteration
+
+    def _verdict(self, moved: bool) -> str | None:
+        """Why to stop, from numbers that all workers share."""
+        config, progress = self.config, self.progress
+        mine = torch.tensor([float(self.stop.signal or 0), float(progress.seconds >= config.max_seconds)])
+        signals, late = self.objective.mll.communicator.sum(mine.double()).tolist()
+        if signals:
+            self.save(progress)
+            raise InterruptedRunError(
+                f"Stopped by a signal after step {progress.iteration}.", int(self.stop.signal or signals)
+            )
+        if progress.iteration >= config.max_iterations:
+            return f"{config.max_iterations} steps were taken"
+        if late:
+            return f"{config.max_seconds:g} seconds were over"
+        if not moved:
+            return "no step makes the bound larger"
+        if float(progress.point.gradient.abs().max()) <= config.gradient_tolerance:
+            return "the gradient is within its tolerance"
+        bounds = [step.bound for step in progress.history.steps[-_WINDOW - 1 :]]
+        if len(bounds) > _WINDOW and abs(bounds[-1] - bounds[0]) <= config.tolerance * abs(bounds[0]):
+            return f"the bound grew by less than {config.tolerance:g} of itself in {_WINDOW} steps"
+        if config.patience and progress.iteration - progress.best_iteration >= config.patience:
+            return f"the held-out entries became no more likely in {config.patience} steps"
+        return None
+
+    @property
+    def _jitter(self) -> float:
+        return float(self.objective.mll.strategy.jitter)
+
+    def _remember_buffers(self) -> None:
+        self._buffers = {name: buffer.clone() for name, buffer in self.objective.mll.named_buffers()}
+
+    def _restore_buffers(self) -> None:
+        with torch.no_grad():
+            for name, buffer in self.objective.mll.named_buffers():
+                buffer.copy_(self._buffers[name])
+        self.objective.assign(self.progress.point.x)
+
+    def _note(self, text: str) -> None:
+        self.progress.history.notes.append(text)
+        self.tracker.note(text)

@@ -1,0 +1,103 @@
+"""Minus the bound as a function of one flat vector of parameters, and the likelihood of entries held out."""
+
+import math
+from dataclasses import dataclass
+
+import gpytorch
+import torch
+from torch import Tensor
+
+from gptf_gpytorch.data.entries import TensorEntries
+from gptf_gpytorch.distributed.communicator import Communicator
+from gptf_gpytorch.errors import NumericalError
+from gptf_gpytorch.training.optimizers import Point
+from gptf_gpytorch.variational.elbo import CollapsedELBO
+from gptf_gpytorch.variational.prediction import marginals
+
+
+@dataclass(frozen=True)
+class Scaling:
+    """Values in training are (value - centre) / spread."""
+
+    centre: float = 0.0
+    spread: float = 1.0
+
+    @classmethod
+    def fitted(cls, values: Tensor, communicator: Communicator) -> "Scaling":
+        """The mean and standard deviation of the values of all workers."""
+        values = values.double()
+        total, count = communicator.sum(torch.stack([values.sum(), values.new_tensor(float(len(values)))])).tolist()
+        centre = total / max(count, 1.0)
+        square = float(communicator.sum((values - centre).square().sum().reshape(1)))
+        spread = math.sqrt(square / max(count, 1.0))
+        return cls(centre, spread if spread > 0 else 1.0)
+
+    def scaled(self, values: Tensor) -> Tensor:
+        """Values as the model sees them."""
+        return (values.double() - self.centre) / self.spread
+
+
+class BoundObjective:
+    """Minus the bound of an entry and its gradient, at any flat vector of the parameters.
+
+    :param mll: the bound; its model is put into training mode.
+    :param entries: this worker's training entries, their values as the model sees them.
+    """
+
+    def __init__(self, mll: CollapsedELBO, indices: Tensor, values: Tensor, weights: Tensor | None) -> None:
+        self.mll, self.indices, self.values, self.weights = mll, indices, values, weights
+        self.parameters = [parameter for parameter in mll.parameters() if parameter.requires_grad]
+        self.evaluations = self.failures = 0
+        #: Where the bound was evaluated last.
+        self.last = self.vector()
+
+    def vector(self) -> Tensor:
+        """The parameters, flat."""
+        return torch.cat([parameter.detach().reshape(-1) for parameter in self.parameters]).clone()
+
+    def assign(self, x: Tensor) -> None:
+        """Set the parameters."""
+        with torch.no_grad():
+            for parameter, part in zip(self.parameters, x.split([p.numel() for p in self.parameters]), strict=True):
+                parameter.copy_(part.view_as(parameter))
+
+    def __call__(self, x: Tensor) -> Point:
+        """The objective at x; q(v) belongs to x afterwards."""
+        self.assign(x)
+        self.last = x.clone()
+        self.evaluations += 1
+        for parameter in self.parameters:
+            parameter.grad = None
+        try:
+            loss = -self.mll(self.mll.model.train()(self.indices), self.values, weights=self.weights)
+            loss.backward()
+        except NumericalError:
+            self.failures += 1
+            raise
+        gradient = torch.cat([_gradient(parameter) for parameter in self.parameters])
+        if not math.isfinite(loss.item()) or not bool(gradient.isfinite().all()):
+            self.failures += 1
+            raise NumericalError(
+                f"The bound and its gradient must be finite. Got {loss.item()} and a gradient of norm {gradient.norm()}."
+            )
+        return Point(x, loss.item(), gradient)
+
+
+def _gradient(parameter: Tensor) -> Tensor:
+    return torch.zeros_like(parameter).reshape(-1) if parameter.grad is None else parameter.grad.detach().reshape(-1)
+
+
+def log_density(mll: CollapsedELBO, held_out: TensorEntries, scaling: Scaling) -> float:
+    """The mean log predictive density of held-out entries of all workers, in the user's units. q(v) must be up to date."""
+    q = marginals(mll.model, held_out.indices)
+    values = scaling.scaled(held_out.values)
+    with torch.no_grad():
+        if isinstance(mll.likelihood, gpytorch.likelihoods.GaussianLikelihood):
+            spread = (q.variance.clamp(min=0.0) + mll.likelihood.noise.squeeze()).sqrt()
+            log_p = torch.distributions.Normal(q.mean, spread).log_prob(values) - math.log(scaling.spread)
+        else:
+            sign = 2.0 * values - 1.0
+            log_p = torch.special.log_ndtr(sign * q.mean / (1.0 + q.variance.clamp(min=0.0)).sqrt())
+        sums = torch.stack([log_p.sum(), log_p.new_tensor(float(len(held_out)))])
+        total, count = (float(number) for number in mll.communicator.sum(sums))
+    return total / max(count, 1.0)

@@ -1,0 +1,94 @@
+"""What a run prints: a live bar on a terminal, plain lines in a pipe."""
+
+import sys
+from collections.abc import Mapping
+from typing import Any, TextIO
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from gptf_gpytorch.tracking.tracker import Tracker
+
+
+class ProgressPrinter(Tracker):
+    """Prints a run to a stream.
+
+    :param stream: where to; standard error by default, so that results can be piped.
+    :param every: in a pipe, steps between two lines.
+    """
+
+    def __init__(self, stream: TextIO | None = None, every: int = 10) -> None:
+        self.console = Console(file=sys.stderr if stream is None else stream, highlight=False, soft_wrap=True)
+        self.every, self._task = every, TaskID(0)
+        self._bar: Progress | None = None
+
+    def start(self, run: Mapping[str, Any]) -> None:
+        """Say what is trained, and open the bar."""
+        config, workers = run["config"], run["workers"]
+        modes = " x ".join(f"{size} {name}" for name, size in run["modes"].items())
+        held = f", {run['held_out']:,} held out" if run["held_out"] else ""
+        self.console.print(
+            f"{run['entries']:,} entries of {modes}{held}; {config['likelihood']}, rank {_rank(config['rank'])}, "
+            f"{config['inducing']} inducing points, {config['optimizer']}"
+            f"{f', {workers} workers' if workers > 1 else ''}",
+            markup=False,
+        )
+        if self.console.is_terminal:
+            self._bar = Progress(
+                TextColumn("step {task.completed}/{task.total}"),
+                BarColumn(),
+                TextColumn("{task.fields[numbers]}"),
+                TimeElapsedColumn(),
+                TextColumn("left"),
+                TimeRemainingColumn(),
+                console=self.console,
+            )
+            self._task = self._bar.add_task("train", total=config["max_iterations"], numbers="")
+            self._bar.start()
+
+    def step(self, record: Mapping[str, Any]) -> None:
+        """Move the bar, or print a line now and then."""
+        if self._bar is not None:
+            self._bar.update(self._task, completed=record["iteration"], numbers=_numbers(record))
+        elif record["iteration"] % self.every == 0 or record["iteration"] == 1:
+            self._line(record)
+
+    def _line(self, record: Mapping[str, Any]) -> None:
+        seconds = f"{record['seconds']:.1f} s"
+        self.console.print(f"step {record['iteration']}  {_numbers(record)}  {seconds}", markup=False)
+
+    def note(self, text: str) -> None:
+        """Print a line above the bar."""
+        self.console.print(text, markup=False)
+
+    def finish(self, summary: Mapping[str, Any]) -> None:
+        """Close the bar and say why it ended."""
+        self._close()
+        self.console.print(
+            f"done after {summary['steps']} steps and {summary['seconds']:.1f} s: {summary['reason']}; "
+            f"bound {summary['bound']:.6g} an entry",
+            markup=False,
+        )
+
+    def fail(self, reason: str) -> None:
+        """Close the bar."""
+        self._close()
+
+    def _close(self) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar = None
+
+
+def _rank(rank: Any) -> str:
+    return ",".join(str(r) for r in rank) if isinstance(rank, list | tuple) else str(rank)
+
+
+def _numbers(record: Mapping[str, Any]) -> str:
+    parts = [f"bound {record['bound']:.6g}", f"gradient {record['gradient_norm']:.2g}"]
+    if record["held_out"] is not None:
+        parts.append(f"held out {record['held_out']:.4g}")
+    if record["lambda_passes"] is not None:
+        parts.append(f"passes {record['lambda_passes']}")
+    parts.append(f"{record['entries_per_second']:.3g} entries/s")
+    return "  ".join(parts)

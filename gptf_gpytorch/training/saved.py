@@ -1,0 +1,127 @@
+"""A fitted model on the disk: one folder with everything that predictions need, and nothing that can be executed."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import gpytorch
+import torch
+
+from gptf_gpytorch.data.vocabulary import Vocabulary
+from gptf_gpytorch.distributed.communicator import Communicator
+from gptf_gpytorch.errors import CheckpointError
+from gptf_gpytorch.likelihoods import ProbitLikelihood
+from gptf_gpytorch.models import GPTF
+from gptf_gpytorch.training import checkpoints
+from gptf_gpytorch.training.config import TrainConfig
+from gptf_gpytorch.training.history import History
+from gptf_gpytorch.training.objective import Scaling
+from gptf_gpytorch.variational.elbo import CollapsedELBO
+
+KIND = "model"
+
+
+def build(
+    config: TrainConfig, shape: tuple[int, ...], num_data: int, communicator: Communicator | None = None
+) -> CollapsedELBO:
+    """The model, likelihood and bound that a configuration describes, not yet initialised."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(config.seed)
+        ranks = (config.rank,) * len(shape) if isinstance(config.rank, int) else config.rank
+        inducing = min(config.inducing, num_data)
+        model = GPTF(shape, config.rank, inducing, kernel=config.make_kernel(ranks), mean=config.make_mean())
+        likelihood = ProbitLikelihood() if config.likelihood == "probit" else gpytorch.likelihoods.GaussianLikelihood()
+        return CollapsedELBO(likelihood, model, num_data, communicator, chunk_size=config.chunk_size)
+
+
+@dataclass(frozen=True)
+class FittedModel:
+    """A model and what its numbers mean: the units of its values, the names of its modes and the ids of its entities."""
+
+    mll: CollapsedELBO
+    config: TrainConfig
+    scaling: Scaling
+    mode_names: tuple[str, ...]
+    vocabularies: tuple[Vocabulary | None, ...]
+    value_name: str = "value"
+    history: History | None = None
+
+    @property
+    def model(self) -> GPTF:
+        """The model."""
+        model: GPTF = self.mll.model
+        return model
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The number of entities of each mode."""
+        return self.model.factors.shape
+
+    @property
+    def binary(self) -> bool:
+        """Whether values are labels."""
+        return self.config.likelihood == "probit"
+
+    def save(self, folder: str | Path) -> None:
+        """Write the model; q(v) must be up to date."""
+        self.mll.strategy.ensure_fresh()
+        vocabularies = {
+            f"mode-{mode}.arrow": vocabulary.save
+            for mode, vocabulary in enumerate(self.vocabularies)
+            if vocabulary is not None
+        }
+        run = {
+            "kind": KIND,
+            "config": self.config.to_dict(),
+            "shape": list(self.shape),
+            "num_data": self.mll.num_data,
+            "inducing": self.mll.strategy.inducing_points.size(-2),
+            "mode_names": list(self.mode_names),
+            "value_name": self.value_name,
+            "scaling": [self.scaling.centre, self.scaling.spread],
+            "history": None if self.history is None else self.history.to_dict(),
+        }
+        checkpoints.save(Path(folder), self.mll.state_dict(), run, vocabularies)
+
+    @classmethod
+    def load(cls, folder: str | Path) -> "FittedModel":
+        """A model that was saved, or the ``model`` of a run's folder."""
+        folder = Path(folder)
+        if not (folder / "manifest.json").exists() and (folder / KIND).is_dir():
+            folder = folder / KIND
+        tensors, run = checkpoints.load(folder)
+        if run.get("kind") != KIND:
+            raise CheckpointError(f"{folder} must be a saved model. Got a {run.get('kind', 'folder of another kind')}.")
+        try:
+            config = TrainConfig.from_dict(run["config"], str(folder / "run.json"))
+            shape = tuple(run["shape"])
+            mll = build(config, shape, run["num_data"])
+            mll.load_state_dict(tensors)
+            vocabularies = tuple(_vocabulary(folder / f"mode-{mode}.arrow") for mode in range(len(shape)))
+            history = None if run["history"] is None else History.from_dict(run["history"])
+            scaling = Scaling(*run["scaling"])
+        except (KeyError, TypeError, RuntimeError) as error:
+            raise CheckpointError(f"{folder} must be a model of this version. Got: {error}.") from error
+        mll.model.eval()
+        mll.likelihood.eval()
+        return cls(mll, config, scaling, tuple(run["mode_names"]), vocabularies, run["value_name"], history)
+
+    def describe(self) -> dict[str, Any]:
+        """What the model is, for people and JSON."""
+        last = self.history.steps[-1] if self.history and self.history.steps else None
+        return {
+            "likelihood": self.config.likelihood,
+            "modes": dict(zip(self.mode_names, self.shape, strict=True)),
+            "ranks": list(self.model.factors.ranks),
+            "inducing": self.mll.strategy.inducing_points.size(-2),
+            "kernel": self.config.kernel,
+            "entries": self.mll.num_data,
+            "parameters": sum(p.numel() for p in self.mll.parameters()),
+            "steps": last.iteration if last else None,
+            "bound": last.bound if last else None,
+            "seconds": last.seconds if last else None,
+        }
+
+
+def _vocabulary(path: Path) -> Vocabulary | None:
+    return Vocabulary.load(path) if path.exists() else None

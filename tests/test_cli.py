@@ -1,0 +1,244 @@
+"""The installed `gptf`, as a user runs it: files in, files and numbers out, one line for each mistake."""
+
+import csv
+import json
+import os
+import pty
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import safetensors.torch
+import torch
+from click.testing import CliRunner
+
+from gptf_gpytorch.cli import main
+
+GPTF = [sys.executable, "-m", "gptf_gpytorch.cli"]
+QUICK = ["--rank", "2", "--inducing", "20", "--max-iterations", "15"]
+
+
+def gptf(*arguments: object, code: int = 0, **options: object) -> subprocess.CompletedProcess:
+    done = subprocess.run([*GPTF, *map(str, arguments)], capture_output=True, text=True, timeout=120, **options)
+    assert done.returncode == code, f"exit code {done.returncode}\n{done.stdout}\n{done.stderr}"
+    assert "Traceback" not in done.stderr
+    return done
+
+
+def rows_of(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def write(path: Path, rows: list[list], header: str = "user,item,day,value") -> Path:
+    with path.open("w", newline="", encoding="utf-8") as file:
+        csv.writer(file).writerows([header.split(","), *rows])
+    return path
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Ratings and clicks in csv, with ids that need quotes and are not ASCII."""
+    folder, rng = tmp_path_factory.mktemp("data"), np.random.default_rng(0)
+    users, items, days = [f"Zoë, {n}" for n in range(15)], [f"i{n}" for n in range(12)], list(range(101, 109))
+    a, b, c = (rng.normal(size=len(ids)) for ids in (users, items, days))
+    cells = rng.permutation(len(users) * len(items) * len(days))[:900]
+    ratings, clicks = [], []
+    for cell in cells:
+        u, i, d = np.unravel_index(cell, (len(users), len(items), len(days)))
+        f = np.sin(2 * a[u]) * b[i] + c[d]
+        ratings.append([users[u], items[i], days[d], f"{50 + 10 * f + rng.normal():.6f}"])
+        clicks.append([users[u], items[i], days[d], int(f + 0.3 * rng.normal() > 0)])
+    for name, rows in (("ratings", ratings), ("clicks", clicks)):
+        write(folder / f"{name}.csv", rows[:800])
+        write(folder / f"{name}-test.csv", rows[800:])
+    return folder
+
+
+@pytest.fixture(scope="module")
+def runs(data: Path) -> Path:
+    folder = data / "runs"
+    gptf("train", data / "ratings.csv", *QUICK, "--output", folder / "ratings", "--quiet")
+    gptf("train", data / "clicks.csv", *QUICK, "--likelihood", "probit", "--output", folder / "clicks", "--quiet")
+    return folder
+
+
+def test_evaluate_says_how_good_a_model_is(data: Path, runs: Path) -> None:
+    found = json.loads(gptf("evaluate", runs / "ratings", data / "ratings-test.csv", "--json").stdout)
+    assert set(found) == {"rmse", "mse", "mae", "nlpd"}
+    values = [float(row["value"]) for row in rows_of(data / "ratings-test.csv")]
+    assert found["rmse"] < 0.6 * np.std(values)
+    found = json.loads(gptf("evaluate", runs / "clicks", data / "clicks-test.csv", "--json").stdout)
+    assert set(found) == {"auc", "average_precision", "log_loss", "ece", "nlpd"}
+    assert found["auc"] > 0.8
+    assert "rmse" in gptf("evaluate", runs / "ratings", data / "ratings-test.csv").stdout
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".parquet"])
+def test_predictions_come_in_the_users_ids_and_columns(data: Path, runs: Path, tmp_path: Path, suffix: str) -> None:
+    import pandas
+
+    target = tmp_path / f"out{suffix}"
+    gptf("predict", runs / "clicks", data / "clicks-test.csv", "--output", target)
+    found = pandas.read_csv(target) if suffix == ".csv" else pandas.read_parquet(target)
+    asked = pandas.read_csv(data / "clicks-test.csv")
+    assert list(found.columns) == [*asked.columns, "mean", "std", "probability", "lower", "upper"]
+    assert list(found["user"]) == list(asked["user"])
+    assert ((found["lower"] <= found["probability"]) & (found["probability"] <= found["upper"])).all()
+
+
+def test_unseen_ids_follow_the_policy(data: Path, runs: Path, tmp_path: Path) -> None:
+    new = write(tmp_path / "new.csv", [["Zoë, 1", "i1", 101], ["nobody", "i1", 101]], "user,item,day")
+    target = tmp_path / "out.csv"
+    error = gptf("predict", runs / "ratings", new, "--output", target, code=1).stderr
+    assert "nobody" in error
+    assert "user" in error
+    assert len(error.strip().splitlines()) == 1
+    assert not target.exists()
+    gptf("predict", runs / "ratings", new, "--output", target, "--unseen", "prior")
+    rows = rows_of(target)
+    assert float(rows[1]["std"]) > float(rows[0]["std"])
+    few = write(tmp_path / "few.csv", [["nobody", f"i{n}", 101 + n % 8, 99.0] for n in range(12)])
+    gptf("predict", runs / "ratings", new, "--output", target, "--fold-in", few)
+    folded = rows_of(target)
+    assert float(folded[1]["mean"]) > float(rows[1]["mean"]), "the new user's values are high"
+    assert folded[0]["mean"] == rows[0]["mean"]
+
+
+def test_recommend_ranks_and_leaves_out_what_was_seen(data: Path, runs: Path) -> None:
+    given = ["--given", "user=Zoë, 3", "--given", "day=104", "--mode", "item"]
+    found = json.loads(gptf("recommend", runs / "clicks", *given, "--top", "12", "--json").stdout)
+    chances = [row["probability"] for row in found]
+    assert len(found) == 12
+    assert chances == sorted(chances, reverse=True)
+    left = json.loads(
+        gptf("recommend", runs / "clicks", *given, "--top", "12", "--json", "--exclude", data / "clicks.csv").stdout
+    )
+    seen = {row["item"] for row in rows_of(data / "clicks.csv") if (row["user"], row["day"]) == ("Zoë, 3", "104")}
+    assert {row["id"] for row in left} == {row["id"] for row in found} - seen
+    assert "probability" in gptf("recommend", runs / "clicks", *given).stdout
+
+
+def test_explain_and_inspect(runs: Path) -> None:
+    found = json.loads(gptf("explain", runs / "ratings", "--near", "item=i3", "--top", "4", "--json").stdout)
+    assert sum(found["relevance"].values()) == pytest.approx(1.0)
+    assert len(found["nearest"]) == 4
+    assert "%" in gptf("explain", runs / "ratings").stdout
+    found = json.loads(gptf("inspect", runs / "ratings", "--json").stdout)
+    assert found["modes"] == {"user": 15, "item": 12, "day": 8}
+    assert found["steps"] == 15
+    assert "gaussian" in gptf("inspect", runs / "ratings").stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (["train", "{data}/none.csv"], 2, "does not exist"),
+        (["train", "{data}/ratings.csv", "--rank", "x"], 2, "one number, or one for each mode"),
+        (["train", "{data}/ratings.csv", "--rank", "2,2"], 1, "rank"),
+        (["train", "{data}/ratings.csv", "--inducing", "0"], 1, "inducing must be a whole number from 1 on. Got 0"),
+        (["train", "{data}/ratings.csv", "--likelihood", "probit"], 1, "0 or 1"),
+        (["train", "{data}/ratings.csv", "--value", "rating"], 1, "rating"),
+        (["train", "{data}/ratings.csv", "--config", "{data}/bad.toml"], 1, "Did you mean inducing?"),
+        (["train", "{data}/ratings.csv", "--output", "{data}/ratings.csv"], 1, "output folder must be writable"),
+        (["train", "{data}/ratings.csv", "--output", "{data}/runs/ratings"], 1, "resume it, or choose another folder"),
+        (["train", "{data}/ratings.csv", "--output", "{data}/new", "--resume"], 1, "a checkpoint to resume from"),
+        (["recommend", "{data}/runs/ratings", "--mode", "itm"], 1, "Did you mean 'item'?"),
+        (["recommend", "{data}/runs/ratings", "--mode", "item", "--given", "user"], 2, "MODE=ID"),
+        (["recommend", "{data}/runs/ratings", "--mode", "item", "--given", "user=x", "--given", "day=101"], 1, "'x'"),
+        (["explain", "{data}/runs/ratings", "--near", "planet=x"], 1, "planet"),
+        (["inspect", "{data}"], 1, "must hold a readable manifest.json"),
+        (["inspect", "{data}/ratings.csv"], 1, "must be a folder that was saved whole"),
+        (["predict", "{data}/runs/ratings", "{data}/ratings-test.csv", "--output", "{data}/x.xls"], 1, "x.xls"),
+        (["predict", "{data}/runs/ratings", "{data}/ratings-test.csv", "--output", "/proc/x.csv"], 1, "/proc/x.csv"),
+    ],
+)
+def test_a_mistake_is_one_clear_line(data: Path, runs: Path, arguments: list[str], code: int, words: str) -> None:
+    (data / "bad.toml").write_text("inducng = 3\n")
+    done = CliRunner().invoke(main, [argument.format(data=data) for argument in arguments], prog_name="gptf")
+    error = done.stderr.strip()
+    assert done.exit_code == code, error
+    assert words in error
+    if code == 1:
+        assert len(error.splitlines()) == 1
+        assert error.startswith("Error: ")
+
+
+def test_debug_shows_where_an_error_came_from(data: Path) -> None:
+    command = [*GPTF, "--debug", "train", str(data / "ratings.csv"), "--inducing", "0"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 1
+    assert "Traceback" in done.stderr
+
+
+def test_a_damaged_model_is_refused(data: Path, runs: Path, tmp_path: Path) -> None:
+    for name, change in (
+        ("state.safetensors", lambda c: c[:-9] + bytes([c[-9] ^ 1]) + c[-8:]),
+        ("run.json", lambda c: c[:50]),
+    ):
+        copy = shutil.copytree(runs / "ratings" / "model", tmp_path / name)
+        (copy / name).write_bytes(change((copy / name).read_bytes()))
+        assert "must be what was saved" in gptf("inspect", copy, code=1).stderr
+
+
+def test_in_a_pipe_progress_is_plain_lines_and_quiet_is_silent(data: Path) -> None:
+    done = gptf("train", data / "ratings.csv", *QUICK)
+    assert "step 10  bound " in done.stderr
+    assert "\x1b" not in done.stderr
+    assert done.stdout == ""
+    quiet = gptf("train", data / "ratings.csv", *QUICK, "--quiet")
+    assert quiet.stderr == quiet.stdout == ""
+
+
+def test_on_a_terminal_there_is_a_bar_with_the_time_left(data: Path) -> None:
+    terminal, other = pty.openpty()
+    environment = {**os.environ, "TERM": "xterm-256color", "COLUMNS": "140"}
+    command = [*GPTF, "train", str(data / "ratings.csv"), "--rank", "2", "--inducing", "20", "--max-iterations", "40"]
+    process = subprocess.Popen(command, stdin=other, stdout=other, stderr=other, env=environment, close_fds=True)
+    os.close(other)
+    shown = b""
+    while True:
+        try:
+            part = os.read(terminal, 65536) if select.select([terminal], [], [], 60)[0] else b""
+        except OSError:  # the other end is closed
+            break
+        if not part:
+            break
+        shown += part
+    assert process.wait(timeout=60) == 0
+    os.close(terminal)
+    text = shown.decode()
+    assert "step 40/40" in text
+    assert "left" in text
+    assert "\x1b[" in text, "a live bar moves the cursor"
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_stopped_and_resumed_a_run_ends_at_the_same_bits(data: Path, tmp_path: Path, number: int, code: int) -> None:
+    flags = ["--rank", "2", "--inducing", "30", "--tolerance", "0", "--checkpoint-seconds", "1000"]
+    command = ["train", str(data / "clicks.csv"), "--likelihood", "probit", *flags, "--max-iterations", "60"]
+    gptf(*command, "--quiet", "--output", tmp_path / "whole")
+    process = subprocess.Popen(
+        [*GPTF, *command, "--output", str(tmp_path / "parts")], stderr=subprocess.PIPE, text=True
+    )
+    for line in process.stderr:
+        if line.startswith("step 10 "):
+            break
+    process.send_signal(number)
+    asked = time.monotonic()
+    _, rest = process.communicate(timeout=30)
+    assert process.returncode == code, rest
+    assert time.monotonic() - asked < 10
+    resume = next(line for line in rest.splitlines() if line.startswith("Resume: gptf "))
+    assert resume.endswith("--resume")
+    gptf(*command, "--quiet", "--output", tmp_path / "parts", "--resume")
+    states = [tmp_path / part / "model" / "state.safetensors" for part in ("whole", "parts")]
+    whole, parts = (safetensors.torch.load_file(state) for state in states)
+    assert whole.keys() == parts.keys()
+    assert all(torch.equal(whole[name], parts[name]) for name in whole)

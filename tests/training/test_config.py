@@ -1,0 +1,54 @@
+"""The configuration: the same names everywhere, and no value that makes no sense."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from gptf_gpytorch import InputError
+from gptf_gpytorch.training.config import TrainConfig
+
+
+def test_toml_keywords_and_json_give_the_same(tmp_path: Path) -> None:
+    path = tmp_path / "run.toml"
+    path.write_text('likelihood = "probit"\nrank = [2, 3, 4]\nmax_seconds = 60\nvalidation = 0.1\npatience = 5\n')
+    expected = TrainConfig(likelihood="probit", rank=(2, 3, 4), max_seconds=60.0, validation=0.1, patience=5)
+    assert TrainConfig.read(path) == expected
+    assert TrainConfig.from_dict(json.loads(json.dumps(expected.to_dict()))) == expected
+    assert TrainConfig.from_dict(json.loads(json.dumps(TrainConfig().to_dict()))) == TrainConfig()
+    assert TrainConfig.read(path, rank=7).rank == 7
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"inducin": 5}, "Got 'inducin'. Did you mean inducing?"),
+        ({"max-iterations": 5}, "Did you mean max_iterations?"),
+        ({"likelihood": "poisson"}, "likelihood must be one of gaussian, probit. Got 'poisson'"),
+        ({"rank": 0}, "rank must be a whole number from 1 on. Got 0"),
+        ({"rank": []}, "rank must be one number, or one for each mode. Got none"),
+        ({"rank": [2, 1.5]}, "rank must be a whole number from 1 on. Got 1.5"),
+        ({"inducing": True}, "inducing must be a whole number"),
+        ({"validation": 1.5}, r"validation must be a number in \[0, 0.9\]. Got 1.5"),
+        ({"tolerance": float("nan")}, "tolerance must be a number"),
+        ({"max_seconds": "1h"}, "max_seconds must be a number"),
+        ({"standardize": 1}, "standardize must be true or false. Got 1"),
+        ({"patience": 3}, "validation must be above 0. Got patience 3"),
+    ],
+)
+def test_a_bad_value_is_an_error_that_states_the_rule(values: dict, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        TrainConfig.of(values)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"), [(b"rank = ", "must be TOML"), (b"\xff\xfe", "must be TOML"), (b"rnk = 3", "mean rank")]
+)
+def test_a_bad_file_is_named(tmp_path: Path, content: bytes, message: str) -> None:
+    path = tmp_path / "run.toml"
+    path.write_bytes(content)
+    with pytest.raises(InputError, match=message) as caught:
+        TrainConfig.read(path)
+    assert "run.toml" in str(caught.value)
+    with pytest.raises(InputError, match=r"must be a readable file"):
+        TrainConfig.read(tmp_path / "none.toml")
