@@ -188,7 +188,7 @@ def test_a_bad_import_is_found(tmp_path: Path, module: str, code: str, complaint
     [
         ("models", "from gptf_gpytorch.factors import LatentFactors\nimport gptf_gpytorch.errors"),
         ("distributed/communicator", "import importlib\nhvd = importlib.import_module('horovod.torch')"),
-        ("tracking/tracker", "import mlflow\nfrom gptf_gpytorch.tracking.figures import curve"),
+        ("tracking/mlflow_tracker", "import mlflow\nfrom gptf_gpytorch.tracking.figures import curve"),
         ("__init__", "from gptf_gpytorch.models import GPTF"),
     ],
 )

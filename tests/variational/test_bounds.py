@@ -201,7 +201,10 @@ KERNELS = {
     "matern": lambda: gpytorch.kernels.MaternKernel(nu=1.5, ard_num_dims=6),
     "rational quadratic": lambda: gpytorch.kernels.RQKernel(),
     "periodic": lambda: gpytorch.kernels.ScaleKernel(gpytorch.kernels.PeriodicKernel()),
-    "sum": lambda: gpytorch.kernels.ScaleKernel(gpytorch.kernels.RBFKernel()) + gpytorch.kernels.LinearKernel(),
+    # Not LinearKernel: linear_operator adds low ranks through a Cholesky factor of the rest, with jitter if that is singular.
+    "sum": lambda: (
+        gpytorch.kernels.ScaleKernel(gpytorch.kernels.RBFKernel()) + gpytorch.kernels.PolynomialKernel(power=1)
+    ),
     "product": lambda: (
         gpytorch.kernels.RBFKernel(active_dims=[0, 1]) * gpytorch.kernels.MaternKernel(active_dims=[2, 3])
     ),
