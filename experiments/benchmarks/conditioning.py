@@ -15,7 +15,7 @@ import torch
 from gptf_gpytorch import CollapsedELBO
 from gptf_gpytorch.variational.paths import workspace
 from gptf_gpytorch.variational.stationary import recognise
-from gptf_gpytorch.variational.workspace import EXPLICIT_CONDITION, Arena
+from gptf_gpytorch.variational.workspace import EXPLICIT_CONDITION, Scratch
 
 TOLERANCE = 1e-9
 
@@ -62,7 +62,7 @@ def _condition(mll: CollapsedELBO) -> float:
     _, L = mll.strategy.factor(may_raise_jitter=False)
     prior = recognise(mll.model, mll.strategy.inducing_points)
     assert prior is not None  # noqa: S101
-    return workspace(prior, L, Arena(0)).condition
+    return workspace(prior, L, Scratch()).condition
 
 
 if __name__ == "__main__":

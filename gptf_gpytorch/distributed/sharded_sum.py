@@ -11,32 +11,19 @@ from gptf_gpytorch.distributed.communicator import Communicator
 from gptf_gpytorch.distributed.threads import split
 
 
-class Chunk(Protocol):
-    """A few entries of a shard."""
-
-    def gather(self) -> Tensor:
-        """The inputs x of these entries `[..., n, D]`, read from the shard's tables, without a graph."""
-
-    def scatter_(self, gradients: Sequence[Tensor | None], dx: Tensor) -> None:
-        """Add the gradient of x to the gradients of the tables it was gathered from: the transpose of gather.
-
-        A table whose gradient is None needs none.
-        """
-
-
 class Shard(Protocol):
     """The entries that this worker holds; there may be none."""
 
     @property
     def tables(self) -> tuple[Tensor, ...]:
-        """The tensors that gather reads: latent factors, or plain inputs that need a gradient."""
+        """The tensors that the entries' inputs x are gathered from, as far as they may need a gradient."""
 
     def chunks(self) -> Sequence[Any]:
         """The same chunks in the same order at every call."""
 
 
 class ChunkMap(Protocol):
-    """The map: a chunk to a tuple of tensors to be summed, and the way back."""
+    """The map: chunks to a tuple of tensors to be summed, and the way back."""
 
     @property
     def leaves(self) -> Sequence[Tensor]:
@@ -46,34 +33,31 @@ class ChunkMap(Protocol):
     def threaded(self) -> bool:
         """Whether several chunks should be mapped at a time, each on one thread."""
 
-    def zeros(self) -> tuple[Tensor, ...]:
-        """What a shard without entries contributes."""
-
-    def __call__(self, chunk: Any, /) -> tuple[Tensor, ...]:
-        """This chunk's share of the sums, without a graph."""
+    def total(self, chunks: Sequence[Any], /) -> tuple[Tensor, ...]:
+        """The sums over consecutive chunks, of which there may be none, without a graph."""
 
     def pull(
-        self, chunk: Any, cotangents: Sequence[Tensor], wanted: Sequence[bool], wants_x: bool, /
-    ) -> tuple[Sequence[Tensor | None], Tensor | None]:
-        """The gradient of sum(share * cotangent) with respect to the wanted leaves, and to the chunk's x."""
+        self,
+        chunks: Sequence[Any],
+        cotangents: Sequence[Tensor],
+        wanted: Sequence[bool],
+        tables: Sequence[Tensor | None],
+        /,
+    ) -> Sequence[Tensor | None]:
+        """The gradient of sum(total * cotangent) with respect to the wanted leaves; None is zero.
+
+        That with respect to the tables is added to ``tables``; one that is None needs none.
+        """
 
 
-def total(map_chunk: ChunkMap, shard: Shard, communicator: Communicator) -> tuple[Tensor, ...]:
-    """The sum of ``map_chunk`` over all chunks of all workers, without a gradient: one collective."""
-
-    def add(chunks: Sequence[Any]) -> tuple[Tensor, ...]:
-        sums = map_chunk.zeros()
-        for chunk in chunks:
-            for accumulated, share in zip(sums, map_chunk(chunk), strict=True):
-                accumulated.add_(share)
-        return sums
-
+def total(map_chunks: ChunkMap, shard: Shard, communicator: Communicator) -> tuple[Tensor, ...]:
+    """The sum of ``map_chunks`` over all chunks of all workers, without a gradient: one collective."""
     with torch.no_grad():
-        return _reduce(_add_up(split(add, shard.chunks(), map_chunk.threaded)), communicator)
+        return _reduce(_add_up(split(map_chunks.total, shard.chunks(), map_chunks.threaded)), communicator)
 
 
-def sharded_sum(map_chunk: ChunkMap, shard: Shard, communicator: Communicator) -> tuple[Tensor, ...]:
-    r"""The sum of ``map_chunk(chunk)`` over all chunks of all workers, with a gradient.
+def sharded_sum(map_chunks: ChunkMap, shard: Shard, communicator: Communicator) -> tuple[Tensor, ...]:
+    r"""The sum of ``map_chunks`` over all chunks of all workers, with a gradient.
 
     Plain autograd would keep every chunk's intermediates until the backward pass, O(N p) numbers. This function keeps
     none: the backward pass maps each chunk again and pulls the gradient of the sums back through it, so memory is
@@ -85,7 +69,7 @@ def sharded_sum(map_chunk: ChunkMap, shard: Shard, communicator: Communicator) -
     that follows needs to communicate.
     """
     sums: tuple[Tensor, ...] = _ShardedSum.apply(  # type: ignore[no-untyped-call]
-        map_chunk, shard, communicator, *map_chunk.leaves, *shard.tables
+        map_chunks, shard, communicator, *map_chunks.leaves, *shard.tables
     )
     return sums
 
@@ -93,36 +77,32 @@ def sharded_sum(map_chunk: ChunkMap, shard: Shard, communicator: Communicator) -
 class _ShardedSum(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, map_chunk: ChunkMap, shard: Shard, communicator: Communicator, *tensors: Tensor
+        ctx: Any, map_chunks: ChunkMap, shard: Shard, communicator: Communicator, *tensors: Tensor
     ) -> tuple[Tensor, ...]:
-        ctx.job = map_chunk, shard, communicator
+        ctx.job = map_chunks, shard, communicator
         # Saved so that an optimiser step between forward and backward is an error, not a wrong gradient.
         ctx.save_for_backward(*tensors)
-        return total(map_chunk, shard, communicator)
+        return total(map_chunks, shard, communicator)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *cotangents: Tensor) -> tuple[Tensor | None, ...]:
-        map_chunk, shard, communicator = ctx.job
+        map_chunks, shard, communicator = ctx.job
         tensors, needed = ctx.saved_tensors, ctx.needs_input_grad[3:]
-        first_table = len(map_chunk.leaves)
+        first_table = len(map_chunks.leaves)
 
         def add(chunks: Sequence[Any]) -> tuple[Tensor, ...]:
-            gradients = [torch.zeros_like(t) if need else None for t, need in zip(tensors, needed, strict=True)]
-            leaves, tables = gradients[:first_table], gradients[first_table:]
-            wants_x = any(needed[first_table:])
-            for chunk in chunks:
-                found, dx = map_chunk.pull(chunk, cotangents, needed[:first_table], wants_x)
-                for accumulated, share in zip(leaves, found, strict=True):
-                    if accumulated is not None and share is not None:
-                        accumulated.add_(share)
-                if dx is not None:
-                    chunk.scatter_(tables, dx)
-            return tuple(gradient for gradient in gradients if gradient is not None)
+            zeros = [torch.zeros_like(t) if need else None for t, need in zip(tensors, needed, strict=True)]
+            leaves, tables = zeros[:first_table], zeros[first_table:]
+            found = map_chunks.pull(chunks, cotangents, needed[:first_table], tables)
+            for accumulated, share in zip(leaves, found, strict=True):
+                if accumulated is not None and share is not None:
+                    accumulated.add_(share)
+            return tuple(gradient for gradient in zeros if gradient is not None)
 
         if not any(needed):
             return (None,) * (3 + len(needed))
-        reduced = iter(_reduce(_add_up(split(add, shard.chunks(), map_chunk.threaded)), communicator))
+        reduced = iter(_reduce(_add_up(split(add, shard.chunks(), map_chunks.threaded)), communicator))
         return None, None, None, *(next(reduced) if need else None for need in needed)
 
 

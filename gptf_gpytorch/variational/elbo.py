@@ -24,7 +24,7 @@ from gptf_gpytorch.variational.statistics import (
     ProbitStatistics,
 )
 from gptf_gpytorch.variational.strategy import CollapsedVariationalStrategy
-from gptf_gpytorch.variational.workspace import Arena
+from gptf_gpytorch.variational.workspace import Scratch
 
 
 class CollapsedELBO(gpytorch.mlls.MarginalLogLikelihood):  # type: ignore[misc]
@@ -116,13 +116,13 @@ class CollapsedELBO(gpytorch.mlls.MarginalLogLikelihood):  # type: ignore[misc]
         self.solution: Solution | None = None
         # The entries of the last training evaluation, for refresh(). Not part of the module's state.
         self._held: tuple[EntryShard, torch.Size] | None = None
-        self._arena = Arena()
+        self._scratch = Scratch()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_held": None, "_arena": None}
+        return {**self.__dict__, "_held": None, "_scratch": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state, _arena=Arena())
+        self.__dict__.update(state, _scratch=Scratch())
 
     @property
     def strategy(self) -> CollapsedVariationalStrategy:
@@ -183,8 +183,7 @@ class CollapsedELBO(gpytorch.mlls.MarginalLogLikelihood):  # type: ignore[misc]
             L,
             batch_shape,
             shard,
-            self._arena,
-            binary=binary,
+            self._scratch,
             compiled=self.compiled,
         )
         self.strategy.path = maps.path

@@ -18,8 +18,6 @@ well-conditioned K_BB.
 
 from collections.abc import Callable, Sequence
 
-import numpy as np
-import torch
 from torch import Tensor
 
 from gptf_gpytorch.likelihoods import log_Phi, rho
@@ -30,7 +28,7 @@ from gptf_gpytorch.variational.statistics import (
     ProbitStatistics,
     slope_and_curvature,
 )
-from gptf_gpytorch.variational.workspace import Features, Workspace
+from gptf_gpytorch.variational.workspace import Workspace
 
 
 class FusedMap:
@@ -41,158 +39,177 @@ class FusedMap:
     def __init__(self, workspace: Workspace) -> None:
         self.space = workspace
         self.leaves = workspace.prior.leaves
-        self._left_of: tuple[Tensor, Tensor, Tensor] | None = None
+
+    def zeros(self) -> tuple[Tensor, ...]:
+        """The statistics of no entries."""
+        raise NotImplementedError
+
+    def pieces(self, chunks: Sequence[EntryChunk]) -> Sequence[EntryChunk]:
+        """The chunks in as many pieces as :meth:`share` wants."""
+        return chunks
+
+    def share(self, piece: EntryChunk) -> tuple[Tensor, ...]:
+        """The statistics of a piece."""
+        raise NotImplementedError
+
+    def total(self, chunks: Sequence[EntryChunk]) -> tuple[Tensor, ...]:
+        """The statistics of some chunks."""
+        sums = self.zeros()
+        for piece in self.pieces(chunks):
+            for accumulated, found in zip(sums, self.share(piece), strict=True):
+                accumulated.add_(found)
+        return sums
 
     def _zeros(self, *shape: int) -> Tensor:
         return self.space.L_inv.new_zeros(shape)
 
-    def _gram(self, w: Tensor, weights: Tensor | None) -> Tensor:
-        """The sum of v w w', at half the price where the BLAS within reach has a symmetric product."""
-        if weights is not None:
-            w = torch.mul(w, weights.sqrt(), out=self.space.buffer("root", *w.shape))
-        if w.device.type == "cpu":
-            array = w.numpy()
-            return torch.from_numpy(np.matmul(array, array.T))
-        return w @ w.T
-
-    def _left(self, G: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
-        """G + G' and g or, in the explicit form, S and L^-T g; the same for all chunks of a way back."""
-        if self._left_of is None or self._left_of[0] is not G:
-            L_inv, left, column = self.space.L_inv, G + G.T, g
-            if self.space.explicit:
-                left, column = L_inv.T @ left @ L_inv, L_inv.T @ g
-            self._left_of = (G, left, column)
-        return self._left_of[1:]
-
     def _pull(
         self,
-        chunk: EntryChunk,
-        found: Features,
+        chunks: Sequence[EntryChunk],
         G: Tensor,
         g: Tensor,
-        row: Tensor,
+        row: Callable[[EntryChunk], Tensor],
         trace: float,
-        mean: Callable[[], Tensor],
-        wants_x: bool,
-    ) -> tuple[list[Tensor | None], Tensor | None]:
+        tables: Sequence[Tensor | None],
+        mean: Callable[[Tensor, Tensor | None, Tensor | None], Tensor],
+        *,
+        sum_kernel: bool,
+    ) -> list[Tensor | None]:
         """The way back, given that the gradient of w is v * ((G + G') w + g row').
 
         :param trace: the gradient of a3.
-        :param mean: the gradient of the constant mean, computed only if there is one.
+        :param mean: a piece's share of the gradient of the constant mean, from its row, its weights and its sum of v k.
         """
-        space, D, v = self.space, self.space.D, chunk.weights
-        pulled = space.back(found, *self._left(G, g), row, v)
-        db = pulled.to_b[:, :D] - pulled.to_b[:, D : D + 1] * space.b  # scaled
-        d_lengthscale = -(pulled.dx_x + (db * space.b).sum(0)) / space.lengthscale
+        space, D, L_inv = self.space, self.space.D, self.space.L_inv
+        left, column = G + G.T, L_inv.T @ g
+        if space.explicit:
+            left = L_inv.T @ left @ L_inv
+        db, d_lengthscale = self._zeros(space.p, D), self._zeros(D)
+        d_scale, d_mean, weight = self._zeros(), self._zeros(), 0.0
+        has_mean = space.prior.mean is not None
+        for piece in space.runs(chunks):
+            rows, v = row(piece), piece.weights
+            found = space.back(piece, left, column, rows, tables, sum_kernel=sum_kernel and has_mean)
+            db += found.to_b[:, :D] - found.to_b[:, D : D + 1] * space.b  # scaled
+            d_lengthscale -= found.dx_x
+            d_scale += found.d_scale
+            weight += float(rows.numel()) if v is None else float(v.sum())
+            if has_mean:
+                d_mean += mean(rows, v, found.k)
+        d_lengthscale = (d_lengthscale - (db * space.b).sum(0)) / space.lengthscale
         if space.prior.lengthscale.numel() == 1:
             d_lengthscale = d_lengthscale.sum(0, keepdim=True)
-        count = float(row.numel()) if v is None else float(v.sum())
-        leaves: list[Tensor | None] = [
-            db / space.lengthscale,
-            d_lengthscale,
-            pulled.d_scale / space.outputscale + trace * count,
-        ]
-        if space.prior.mean is not None:
-            leaves.append(mean())
-        return leaves, pulled.dx if wants_x else None
+        leaves = [db / space.lengthscale, d_lengthscale, d_scale / space.outputscale + trace * weight]
+        return [*leaves, d_mean] if has_mean else [*leaves]
 
 
 class FusedGaussianMap(FusedMap):
-    """A chunk to :class:`GaussianStatistics`."""
+    """Entries to :class:`GaussianStatistics`."""
 
     def zeros(self) -> GaussianStatistics:
         """The statistics of no entries."""
         p, zero = self.space.p, self._zeros
         return GaussianStatistics(zero(p, p), zero(p), zero(), zero(), zero(), zero())
 
-    def __call__(self, chunk: EntryChunk) -> GaussianStatistics:
-        """The statistics of a chunk."""
-        v, w, r = chunk.weights, self.space.features(chunk).w, chunk.y - self.space.mean
-        assert w is not None  # noqa: S101
-        n, vr = r.new_tensor(float(r.numel())), r if v is None else v * r
+    def pieces(self, chunks: Sequence[EntryChunk]) -> Sequence[EntryChunk]:
+        """As the workspace wants them."""
+        return self.space.runs(chunks)
+
+    def share(self, piece: EntryChunk) -> GaussianStatistics:
+        """The statistics of a piece."""
+        v, r = piece.weights, self._residual(piece)
+        W, c = self.space.moments(piece, r)
+        n = r.new_tensor(float(r.numel()))
         weight = n if v is None else v.sum()
-        return GaussianStatistics(self._gram(w, v), w @ vr, r @ vr, self.space.outputscale * weight, weight, n)
+        return GaussianStatistics(W, c, r @ (r if v is None else v * r), self.space.outputscale * weight, weight, n)
 
     def pull(
-        self, chunk: EntryChunk, cotangents: Sequence[Tensor], wanted: Sequence[bool], wants_x: bool
-    ) -> tuple[list[Tensor | None], Tensor | None]:
-        """The analytic gradient of a chunk's share."""
+        self,
+        chunks: Sequence[EntryChunk],
+        cotangents: Sequence[Tensor],
+        wanted: Sequence[bool],
+        tables: Sequence[Tensor | None],
+    ) -> list[Tensor | None]:
+        """The analytic gradient."""
         G, g, g2, g3, *_ = cotangents
-        found = self.space.features(chunk, slope=True, whiten=not self.space.explicit)
-        r, v = chunk.y - self.space.mean, chunk.weights
 
-        def mean() -> Tensor:
-            assert found.K is not None  # noqa: S101 the way back asks for it
-            drift = (self.space.L_inv.T @ g) @ found.K + 2.0 * g2 * r
-            return -(drift if v is None else v * drift).sum()
+        def mean(r: Tensor, v: Tensor | None, k: Tensor | None) -> Tensor:
+            assert k is not None  # noqa: S101 it was asked for
+            return -((self.space.L_inv.T @ g) @ k + 2.0 * g2 * (r if v is None else v * r).sum())
 
-        return self._pull(chunk, found, G, g, r, float(g3), mean, wants_x)
+        return self._pull(chunks, G, g, self._residual, float(g3), tables, mean, sum_kernel=True)
+
+    def _residual(self, piece: EntryChunk) -> Tensor:
+        return piece.y - self.space.mean
 
 
 class FusedProbitMap(FusedMap):
-    """A chunk to :class:`ProbitStatistics` at a given eta `[p]`, which gets no gradient."""
+    """Entries to :class:`ProbitStatistics` at a given eta `[p]`, which gets no gradient.
 
-    def __init__(self, workspace: Workspace, eta: Tensor) -> None:
+    :param entries: how many there are; of each, s rho(t) is kept for the way back.
+    """
+
+    def __init__(self, workspace: Workspace, eta: Tensor, entries: int) -> None:
         super().__init__(workspace)
-        self.eta, self.lam = eta, workspace.L_inv.T @ eta
+        self.eta, self._slope = eta, self._zeros(entries)
 
     def zeros(self) -> ProbitStatistics:
         """The statistics of no entries."""
         p, zero = self.space.p, self._zeros
         return ProbitStatistics(zero(p, p), zero(), zero(p), zero(), zero(), zero())
 
-    def _argument(self, chunk: EntryChunk, found: Features) -> tuple[Tensor, Tensor]:
-        """The signs s and arguments t = s (mu + eta' w) of a chunk."""
-        s = 2.0 * chunk.y - 1.0
-        if found.w is not None:
-            f = self.eta @ found.w
-        else:
-            assert found.K is not None  # noqa: S101
-            f = self.lam @ found.K
-        return s, s * (f + self.space.mean)
-
-    def __call__(self, chunk: EntryChunk) -> ProbitStatistics:
+    def share(self, piece: EntryChunk) -> ProbitStatistics:
         """The statistics of a chunk."""
-        v, found = chunk.weights, self.space.features(chunk)
-        s, t = self._argument(chunk, found)
-        w, slope, value, n = found.w, s * rho(t), log_Phi(t), t.new_tensor(float(t.numel()))
-        assert w is not None  # noqa: S101
+        s, t, w = _argument(self, piece)
+        v, slope, value, n = piece.weights, s * rho(t), log_Phi(t), t.new_tensor(float(t.numel()))
+        self._slope[piece.rows] = slope
         weight = n if v is None else v.sum()
         if v is not None:
             slope, value = v * slope, v * value
-        W = self._gram(w, v)
+        W = self.space.gram(w, v)
         return ProbitStatistics(W, value.sum(), w @ slope, self.space.outputscale * weight, weight, n)
 
     def pull(
-        self, chunk: EntryChunk, cotangents: Sequence[Tensor], wanted: Sequence[bool], wants_x: bool
-    ) -> tuple[list[Tensor | None], Tensor | None]:
-        """The analytic gradient of a chunk's share."""
+        self,
+        chunks: Sequence[EntryChunk],
+        cotangents: Sequence[Tensor],
+        wanted: Sequence[bool],
+        tables: Sequence[Tensor | None],
+    ) -> list[Tensor | None]:
+        """The analytic gradient."""
         G, g_log, _, g3, *_ = cotangents
-        found = self.space.features(chunk, slope=True, whiten=not self.space.explicit)
-        s, t = self._argument(chunk, found)
-        slope, v = s * rho(t), chunk.weights
 
-        def mean() -> Tensor:
+        def row(piece: EntryChunk) -> Tensor:
+            return self._slope[piece.rows]
+
+        def mean(slope: Tensor, v: Tensor | None, _: Tensor | None) -> Tensor:
             return g_log * (slope if v is None else v * slope).sum()
 
-        return self._pull(chunk, found, G, g_log * self.eta, slope, float(g3), mean, wants_x)
+        return self._pull(chunks, G, g_log * self.eta, row, float(g3), tables, mean, sum_kernel=False)
 
 
-class FusedCurvatureMap(FusedProbitMap):
-    """A chunk to :class:`CurvatureStatistics` at a given eta `[p]`."""
+class FusedCurvatureMap(FusedMap):
+    """Entries to :class:`CurvatureStatistics` at a given eta `[p]`."""
 
-    def zeros(self) -> CurvatureStatistics:  # type: ignore[override]
+    def __init__(self, workspace: Workspace, eta: Tensor) -> None:
+        super().__init__(workspace)
+        self.eta = eta
+
+    def zeros(self) -> CurvatureStatistics:
         """The statistics of no entries."""
         return CurvatureStatistics(self._zeros(), self._zeros(self.space.p), self._zeros(self.space.p, self.space.p))
 
-    def __call__(self, chunk: EntryChunk) -> CurvatureStatistics:  # type: ignore[override]
+    def share(self, piece: EntryChunk) -> CurvatureStatistics:
         """The statistics of a chunk."""
-        v, found = chunk.weights, self.space.features(chunk)
-        s, t = self._argument(chunk, found)
-        w = found.w
-        assert w is not None  # noqa: S101
-        slope, h = slope_and_curvature(t)
+        s, t, w = _argument(self, piece)
+        v, (slope, h) = piece.weights, slope_and_curvature(t)
         slope, value = s * slope, log_Phi(t)
         if v is not None:
             slope, value, h = v * slope, v * value, v * h
-        return CurvatureStatistics(value.sum(), w @ slope, self._gram(w, h))
+        return CurvatureStatistics(value.sum(), w @ slope, self.space.gram(w, h))
+
+
+def _argument(at: FusedProbitMap | FusedCurvatureMap, chunk: EntryChunk) -> tuple[Tensor, Tensor, Tensor]:
+    """The signs s, the arguments t = s (mu + eta' w) and the features w of a chunk."""
+    s, w = 2.0 * chunk.y - 1.0, at.space.whitened(chunk)
+    return s, s * (at.eta @ w + at.space.mean), w

@@ -13,7 +13,7 @@ from gptf_gpytorch.health import Fact
 from gptf_gpytorch.variational.fused import FusedCurvatureMap, FusedGaussianMap, FusedProbitMap
 from gptf_gpytorch.variational.stationary import StationaryPrior, recognise
 from gptf_gpytorch.variational.statistics import CurvatureMap, EntryShard, GaussianMap, ProbitMap
-from gptf_gpytorch.variational.workspace import Arena, Workspace
+from gptf_gpytorch.variational.workspace import Scratch, Workspace
 
 Path = Literal["auto", "generic", "whitened", "explicit"]
 PATHS = ("auto", "generic", "whitened", "explicit")
@@ -51,14 +51,14 @@ class _Generic:
 
 
 class _Fused:
-    def __init__(self, space: Workspace) -> None:
-        self.space, self.path = space, space.path
+    def __init__(self, space: Workspace, entries: int) -> None:
+        self.space, self.path, self.entries = space, space.path, entries
 
     def gaussian(self) -> ChunkMap:
         return FusedGaussianMap(self.space)
 
     def probit(self, eta: Tensor) -> ChunkMap:
-        return FusedProbitMap(self.space, eta)
+        return FusedProbitMap(self.space, eta, self.entries)
 
     def curvature(self, eta: Tensor) -> ChunkMap:
         return FusedCurvatureMap(self.space, eta)
@@ -74,7 +74,7 @@ def describe() -> Iterator[Fact]:
 
 
 def workspace(
-    prior: StationaryPrior, L: Tensor, arena: Arena, compiled: bool | None = None, **options: Any
+    prior: StationaryPrior, L: Tensor, scratch: Scratch, compiled: bool | None = None, **options: Any
 ) -> Workspace:
     """A workspace for a prior that the fused map knows.
 
@@ -87,11 +87,11 @@ def workspace(
             f"Got {'Numba' if _numba() else 'no Numba'}, {L.device} and {L.dtype}."
         )
     if not can or compiled is False:
-        return Workspace(prior, L, arena, **options)
+        return Workspace(prior, L, scratch, **options)
     # Here, because Numba is optional and takes a while to import.
     from gptf_gpytorch.variational.compiled import CompiledWorkspace
 
-    return CompiledWorkspace(prior, L, arena, **options)
+    return CompiledWorkspace(prior, L, scratch, **options)
 
 
 def _numba() -> str | None:
@@ -108,24 +108,22 @@ def choose(
     L: Tensor,
     batch_shape: torch.Size,
     shard: EntryShard,
-    arena: Arena,
+    scratch: Scratch,
     *,
-    binary: bool,
     compiled: bool | None = None,
 ) -> Maps:
     """The maps of one evaluation.
 
     :param path: ``auto``: fused if the prior allows it, with an explicit S if the conditioning does. The others force a
         path, for comparisons: ``generic``, ``whitened`` or ``explicit``.
-    :param binary: whether lambda has to be found first, in several passes.
-    :param arena: memory that the fused maps use again from one evaluation to the next.
+    :param scratch: memory that the fused maps use again from one evaluation to the next.
     :param compiled: see :func:`workspace`.
     """
     plain = not batch_shape and shard.inputs.dim() == 2 and shard.y.dim() == 1
     prior = recognise(model, inducing_points) if plain and path != "generic" else None
     if prior is not None:
         explicit = {"whitened": False, "explicit": True}.get(path)
-        return _Fused(workspace(prior, L, arena, compiled, explicit=explicit, many_passes=binary))
+        return _Fused(workspace(prior, L, scratch, compiled, explicit=explicit), len(shard))
     if path in ("whitened", "explicit"):
         raise InputError(
             f"path='{path}' needs a KernelPrior model with an RBF or Matern kernel, a zero or constant mean and no batch. "

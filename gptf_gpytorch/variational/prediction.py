@@ -15,7 +15,7 @@ from gptf_gpytorch.variational.paths import workspace
 from gptf_gpytorch.variational.stationary import recognise
 from gptf_gpytorch.variational.statistics import EntryChunk, EntryShard
 from gptf_gpytorch.variational.strategy import CollapsedVariationalStrategy
-from gptf_gpytorch.variational.workspace import Arena
+from gptf_gpytorch.variational.workspace import Scratch
 
 
 class Marginals(NamedTuple):
@@ -99,7 +99,7 @@ class _Fused:
     def __init__(self, strategy: CollapsedVariationalStrategy, prior: Any) -> None:
         _, L = strategy.factor(may_raise_jitter=False)
         q = strategy._variational_distribution
-        self.space = workspace(prior, L, Arena(0), explicit=True)
+        self.space = workspace(prior, L, Scratch(), explicit=True)
         L_inv, C = self.space.L_inv, q.chol_variational_covar
         learned, directions = torch.linalg.eigh(torch.eye(len(C), dtype=C.dtype, device=C.device) - C @ C.mT)
         some = learned > torch.finfo(C.dtype).eps
@@ -110,8 +110,7 @@ class _Fused:
 
     def __call__(self, chunks: Sequence[EntryChunk]) -> list[tuple[Tensor, Tensor]]:
         found = []
-        for chunk in chunks:
-            K = self.space.features(chunk, whiten=False).K
-            assert K is not None  # noqa: S101
-            found.append((self.lam @ K + self.space.mean, self.variance - self.space.square_norms(self.T, K)))
+        for run in self.space.runs(chunks):
+            mean, explained = self.space.project(run, self.lam, self.T)
+            found.append((mean + self.space.mean, self.variance - explained))
         return found

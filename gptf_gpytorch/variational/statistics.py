@@ -144,23 +144,44 @@ class GenericMap:
         """The share of a chunk, with a graph."""
         raise NotImplementedError
 
-    def __call__(self, chunk: EntryChunk) -> tuple[Tensor, ...]:
-        """The share of a chunk."""
-        return self.statistics(chunk, chunk.gather())
+    def zeros(self) -> tuple[Tensor, ...]:
+        """The statistics of no entries."""
+        raise NotImplementedError
+
+    def total(self, chunks: Sequence[EntryChunk]) -> tuple[Tensor, ...]:
+        """The statistics of some chunks."""
+        sums = self.zeros()
+        for chunk in chunks:
+            for accumulated, share in zip(sums, self.statistics(chunk, chunk.gather()), strict=True):
+                accumulated.add_(share)
+        return sums
 
     def pull(
-        self, chunk: EntryChunk, cotangents: Sequence[Tensor], wanted: Sequence[bool], wants_x: bool
-    ) -> tuple[Sequence[Tensor | None], Tensor | None]:
-        """Map again with a graph, and differentiate the inner product with the cotangents."""
-        with torch.enable_grad():
-            x = chunk.gather().requires_grad_(wants_x)
-            shares = self.statistics(chunk, x)
-            # A share may lack batch dimensions that the sums have, so the product broadcasts.
-            pairs = [(s * c).sum() for s, c in zip(shares, cotangents, strict=True) if s.requires_grad]
-            inner = torch.stack(pairs).sum()
-        sources = [leaf for leaf, want in zip(self.leaves, wanted, strict=True) if want] + [x] * wants_x
-        found = iter(torch.autograd.grad(inner, sources, allow_unused=True))
-        return [next(found) if want else None for want in wanted], next(found, None)
+        self,
+        chunks: Sequence[EntryChunk],
+        cotangents: Sequence[Tensor],
+        wanted: Sequence[bool],
+        tables: Sequence[Tensor | None],
+    ) -> list[Tensor | None]:
+        """Map each chunk again with a graph, and differentiate the inner product with the cotangents."""
+        gradients = [torch.zeros_like(leaf) if want else None for leaf, want in zip(self.leaves, wanted, strict=True)]
+        accumulators = [gradient for gradient in gradients if gradient is not None]
+        sources = [leaf for leaf, want in zip(self.leaves, wanted, strict=True) if want]
+        wants_x = any(table is not None for table in tables)
+        for chunk in chunks:
+            with torch.enable_grad():
+                x = chunk.gather().requires_grad_(wants_x)
+                shares = self.statistics(chunk, x)
+                # A share may lack batch dimensions that the sums have, so the product broadcasts.
+                pairs = [(s * c).sum() for s, c in zip(shares, cotangents, strict=True) if s.requires_grad]
+                inner = torch.stack(pairs).sum()
+            found = torch.autograd.grad(inner, sources + [x] * wants_x, allow_unused=True)
+            for accumulated, share in zip(accumulators, found, strict=False):
+                if share is not None:
+                    accumulated.add_(share)
+            if wants_x and found[-1] is not None:
+                chunk.scatter_(tables, found[-1])
+        return gradients
 
     def _zeros(self, *shape: int) -> Tensor:
         return self.L.new_zeros((*self.batch_shape, *shape))

@@ -2,7 +2,8 @@
 
 import math
 import threading
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 
 import torch
@@ -11,25 +12,18 @@ from torch import Tensor
 from gptf_gpytorch.variational.stationary import StationaryPrior
 from gptf_gpytorch.variational.statistics import EntryChunk
 
-#: Bytes of kernel chunks that one evaluation may keep for its later passes, whatever N is.
-CACHE_BYTES = 192 * 2**20
 #: Up to this condition number of K_BB, in the Frobenius norm, the explicit form keeps the digits that the tests ask for:
 #: experiments/benchmarks/conditioning.py measures how far it could be raised.
 EXPLICIT_CONDITION = 5e5
 
 
-class Arena:
-    """Memory that outlives an evaluation: each thread's buffers, and kernel chunks up to a fixed budget.
+class Scratch:
+    """Each thread's own memory, which outlives an evaluation: fresh memory is slow the first time it is touched."""
 
-    Fresh memory is slow the first time it is touched, and an evaluation touches a lot of it.
-    """
-
-    def __init__(self, budget: int = CACHE_BYTES) -> None:
+    def __init__(self) -> None:
         self._threads = threading.local()
-        self._chunks: dict[tuple[int, ...], dict[str, Tensor]] = {}
-        self._lock, self._left = threading.Lock(), budget
 
-    def buffer(self, name: str, rows: int, columns: int, like: Tensor) -> Tensor:
+    def get(self, name: str, rows: int, columns: int, like: Tensor) -> Tensor:
         """This thread's buffer of that name; what it held is lost."""
         held: dict[str, Tensor] = self._threads.__dict__
         key = f"{name} {like.dtype} {like.device}"
@@ -37,50 +31,24 @@ class Arena:
             held[key] = like.new_empty(rows * columns)
         return held[key][: rows * columns].view(rows, columns)
 
-    def chunk(self, key: tuple[int, ...], shapes: dict[str, tuple[int, int]], like: Tensor) -> dict[str, Tensor] | None:
-        """Tensors that stay with a chunk from one evaluation to the next, or None if the budget is spent."""
-        with self._lock:
-            held = self._chunks.get(key)
-            if (
-                held is None
-                or {name: tuple(tensor.shape) for name, tensor in held.items()} != shapes
-                or held["x"].dtype != like.dtype
-            ):
-                size = like.element_size() * sum(rows * columns for rows, columns in shapes.values())
-                if held is not None:
-                    self._left += sum(t.numel() * t.element_size() for t in self._chunks.pop(key).values())
-                if size > self._left:
-                    return None
-                self._left -= size
-                held = self._chunks[key] = {name: like.new_empty(shape) for name, shape in shapes.items()}
-            return held
-
 
 class Workspace:
-    """What the maps of one evaluation share: L^-1, the scaled inducing points, and the chunks that were mapped.
+    """What the maps of one evaluation share: L^-1 and the scaled inducing points.
+
+    Nothing of a chunk is kept: to compute a kernel's values again takes about as long as to read them from memory.
 
     :param explicit: whether the way back uses an explicit S; decided from the conditioning if None.
-    :param many_passes: whether the whitened features will be needed again before the way back, as they are for lambda.
     """
 
-    def __init__(
-        self,
-        prior: StationaryPrior,
-        L: Tensor,
-        arena: Arena,
-        *,
-        explicit: bool | None = None,
-        many_passes: bool = False,
-    ) -> None:
-        self.prior, self.arena = prior, arena
+    def __init__(self, prior: StationaryPrior, L: Tensor, scratch: Scratch, *, explicit: bool | None = None) -> None:
+        self.prior, self.scratch = prior, scratch
         self.p, self.D = L.size(-1), prior.inducing_points.size(-1)
         self.columns = -(-(self.D + 2) // 4) * 4  # products of round sizes are faster
         with torch.no_grad():
             eye = torch.eye(self.p, dtype=L.dtype, device=L.device)
-            self.L_inv: Tensor = torch.linalg.solve_triangular(L, eye, upper=False)
+            self.L_inv: Tensor = torch.linalg.solve_triangular(L, eye, upper=False).contiguous()
             self.condition = float(L.square().sum() * self.L_inv.square().sum())
             self.explicit = self.condition <= EXPLICIT_CONDITION if explicit is None else explicit
-            self.keeps_w = many_passes or not self.explicit
             self.lengthscale = prior.lengthscale.detach().expand(self.D)
             self.outputscale = float(prior.outputscale)
             self.mean = 0.0 if prior.mean is None else float(prior.mean)
@@ -96,9 +64,6 @@ class Workspace:
             self.b_ones = L.new_zeros(self.columns, self.p)  # [b, 1, 0]'
             self.b_ones[: self.D] = self.b.T
             self.b_ones[self.D] = 1.0
-        self._lower = Triangle(self.L_inv)
-        self._upper = Triangle(self.L_inv.T, upper=True)
-        self._mapped: dict[int, Features] = {}
 
     @property
     def path(self) -> str:
@@ -107,138 +72,114 @@ class Workspace:
 
     def buffer(self, name: str, rows: int, columns: int) -> Tensor:
         """This thread's buffer of that name; what it held is lost."""
-        return self.arena.buffer(name, rows, columns, self.L_inv)
+        return self.scratch.get(name, rows, columns, self.L_inv)
 
-    def features(self, chunk: EntryChunk, *, slope: bool = False, whiten: bool = True) -> "Features":
-        """What is asked for of a chunk, from this evaluation's memory or computed now.
+    def runs(self, chunks: Sequence[EntryChunk]) -> Sequence[EntryChunk]:
+        """The same entries in as many pieces as :meth:`moments`, :meth:`back` and :meth:`project` want them in."""
+        return chunks
 
-        Where w is needed more than once it is what stays: a kernel's values are cheaper to compute again.
+    def whitened(self, chunk: EntryChunk) -> Tensor:
+        """The features w = L^-1 k of a chunk `[p, n]`, in this thread's memory."""
+        w = self._features(chunk).w
+        assert w is not None  # noqa: S101
+        return w
 
-        :param slope: K and H are needed.
+    def gram(self, w: Tensor, weights: Tensor | None) -> Tensor:
+        """The sum of v w w' `[p, p]`."""
+        if weights is not None:
+            w = torch.mul(w, weights.sqrt(), out=self.buffer("root", *w.shape))
+        return w @ w.T
+
+    def moments(self, run: EntryChunk, row: Tensor) -> tuple[Tensor, Tensor]:
+        """The sums of v w w' `[p, p]` and of v w row `[p]`."""
+        w, v = self.whitened(run), run.weights
+        return self.gram(w, v), w @ (row if v is None else v * row)
+
+    def back(
+        self,
+        run: EntryChunk,
+        left: Tensor,
+        column: Tensor,
+        row: Tensor,
+        tables: Sequence[Tensor | None],
+        *,
+        sum_kernel: bool,
+    ) -> "Pulled":
+        """The way back, K_bar being v * (M + column row'), M = left K in the explicit form and L^-T left w else.
+
+        :param tables: what the gradient of x is added to.
+        :param sum_kernel: whether the sum of v k is wanted.
+        """
+        v, D, found = run.weights, self.D, self._features(run, slope=True, whiten=not self.explicit)
+        E = self.buffer("K_bar", self.p, row.numel())
+        if found.w is None:
+            torch.mm(left, found.K, out=E)
+        else:
+            w_bar = torch.mm(left, found.w, out=self.buffer("w_bar", *E.shape))
+            for first, last in _blocks(self.p):
+                torch.mm(self.L_inv[first:, first:last].T, w_bar[first:], out=E[first:last])
+        E.addr_(column, row)
+        if v is not None:
+            E.mul_(v)
+        total = (E * found.K).sum() if self.prior.slope_differs else None
+        E.mul_(found.H)
+        to_b = E @ found.x.T  # E x, E 1, ...
+        to_x = torch.mm(self.b_ones, E, out=self.buffer("to_x", *found.x.shape))  # (E' b)', (E' 1)', 0
+        dx = to_x[:D].sub_(to_x[D] * found.x[:D])
+        if any(table is not None for table in tables):
+            run.scatter_(tables, (dx / self.lengthscale[:, None]).T)
+        k = (found.K.sum(1) if v is None else found.K @ v) if sum_kernel else None
+        return Pulled(to_b, (dx * found.x[:D]).sum(1), to_b[:, D].sum() if total is None else total, k)
+
+    def project(self, run: EntryChunk, lam: Tensor, T: Tensor) -> tuple[Tensor, Tensor]:
+        """lam' k and |T k|^2 of each entry `[n]`."""
+        K = self._features(run, whiten=False).K
+        product = torch.mm(T, K, out=self.buffer("product", len(T), K.size(-1)))
+        return lam @ K, product.square_().sum(0)
+
+    def _features(self, chunk: EntryChunk, *, slope: bool = False, whiten: bool = True) -> "_Features":
+        """The kernel of a chunk and what is asked for beside it, in this thread's buffers.
+
+        :param slope: H is needed.
         :param whiten: w is needed.
         """
-        n, p, differs = chunk.rows.stop - chunk.rows.start, self.p, self.prior.slope_differs
-        mapped = self._mapped.get(chunk.rows.start)
-        if mapped is not None and (mapped.K is not None or not slope):
-            return mapped
-        if mapped is not None:
-            K, H = self.buffer("K", p, n), self.buffer("H", p, n) if differs else None
-            torch.mm(self.B_aug, mapped.x, out=K)
-            self._values(K, H)
-            return replace(mapped, K=K, H=H if differs else K)
-        shapes = {"x": (self.columns, n)}
-        shapes |= {"w": (p, n)} if self.keeps_w else {"K": (p, n)} | ({"H": (p, n)} if differs else {})
-        kept = self.arena.chunk((chunk.rows.start, n), shapes, self.L_inv)
-        held = kept or {}
-        x, K = held.get("x", self.buffer("x", self.columns, n)), held.get("K", self.buffer("K", p, n))
-        H = w = None
-        if differs and (slope or "H" in held):
-            H = held.get("H", self.buffer("H", p, n))
-        if whiten or "w" in held:
-            w = held.get("w", self.buffer("w", p, n))
-        self._fill(chunk, x, K, H, w)
-        found = Features(x, K, H if differs else K, w)
-        if kept is not None:
-            self._mapped[chunk.rows.start] = Features(x, None, None, w) if self.keeps_w else replace(found, w=None)
-        return found
-
-    def _fill(self, chunk: EntryChunk, x: Tensor, K: Tensor, H: Tensor | None, w: Tensor | None) -> None:
-        """Write what :class:`Features` holds of a chunk: H and w only where they are given."""
-        self._inputs(chunk, x)
-        torch.mm(self.B_aug, x, out=K)
-        self._values(K, H)
-        if w is not None:
-            self._lower.mm(K, w)
-
-    def back(self, found: "Features", left: Tensor, column: Tensor, row: Tensor, weights: Tensor | None) -> "Pulled":
-        """The way back through a chunk, K_bar being v * (left K + column row') or v * L^-T (left w + column row')."""
-        K_bar = self.buffer("K_bar", self.p, row.numel())
-        if self.explicit:
-            assert found.K is not None  # noqa: S101 the way back asks for it
-            torch.mm(left, found.K, out=K_bar)
-        else:
-            assert found.w is not None  # noqa: S101 the whitened form asks for w
-            w_bar = self.buffer("w_bar", *K_bar.shape)
-            torch.mm(left, found.w, out=w_bar)
-            self._upper.mm(w_bar, K_bar)
-            column = column @ self.L_inv
-        total = self._weigh(K_bar, column, row, found, weights)
-        to_b = K_bar @ found.x.T  # [p, columns]: E x, E 1, ...
-        to_x = torch.mm(self.b_ones, K_bar, out=self.buffer("to_x", *found.x.shape))  # (E' b)', (E' 1)', 0
-        dx, dx_x = self._unscale(to_x, found.x)
-        return Pulled(to_b, dx, dx_x, to_b[:, self.D].sum() if total is None else total)
-
-    # What is between the products. A subclass may have a faster way.
-
-    def _inputs(self, chunk: EntryChunk, x: Tensor) -> None:
-        """Scaled and centred inputs, 1, minus half their squared norms, 0."""
-        D = self.D
+        D, p, n = self.D, self.p, chunk.rows.stop - chunk.rows.start
+        x, K = self.buffer("x", self.columns, n), self.buffer("K", p, n)
         torch.div(chunk.gather().T, self.lengthscale[:, None], out=x[:D]).sub_(self.centre[:, None])
         x[D] = 1.0
         torch.sum(x[:D].square(), 0, out=x[D + 1]).mul_(-0.5)
         x[D + 2 :] = 0.0
-
-    def _values(self, half: Tensor, H: Tensor | None) -> None:
-        """The kernel's values in place of minus half the squared distances, and H where it is given."""
-        self.prior.values(half, self.outputscale, H)
-
-    def _weigh(
-        self, K_bar: Tensor, column: Tensor, row: Tensor, found: "Features", weights: Tensor | None
-    ) -> Tensor | None:
-        """E = v * (K_bar + column row') * H in place of K_bar; the sum of K_bar * K where that is not the sum of E."""
-        assert found.K is not None  # noqa: S101 the way back asks for it
-        assert found.H is not None  # noqa: S101
-        K_bar.addr_(column, row)
-        if weights is not None:
-            K_bar.mul_(weights)
-        total = (K_bar * found.K).sum() if self.prior.slope_differs else None
-        K_bar.mul_(found.H)
-        return total
-
-    def _unscale(self, to_x: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
-        """The gradient of the inputs as they came `[n, D]`, and the sum of that of x times x `[D]`."""
-        D = self.D
-        dx = to_x[:D].sub_(to_x[D] * x[:D])
-        return (dx / self.lengthscale[:, None]).T, (dx * x[:D]).sum(1)
-
-    def square_norms(self, left: Tensor, K: Tensor) -> Tensor:
-        """The squared length of each column of ``left @ K`` `[n]`."""
-        product = self.buffer("product", len(left), K.size(-1))
-        return torch.mm(left, K, out=product).square_().sum(0)
+        torch.mm(self.B_aug, x, out=K)
+        H = self.buffer("H", p, n) if slope and self.prior.slope_differs else None
+        self.prior.values(K, self.outputscale, H)
+        w = None
+        if whiten:
+            w = self.buffer("w", p, n)
+            for first, last in _blocks(p):
+                torch.mm(self.L_inv[first:last, :last], K[:last], out=w[first:last])
+        return _Features(x, K, K if H is None else H, w)
 
 
 @dataclass(frozen=True)
-class Features:
+class _Features:
     """A chunk, mapped."""
 
     x: Tensor  # [D + 2 or more, n]: scaled and centred x, 1, -|x|^2 / 2, 0
-    K: Tensor | None  # [p, n]
-    H: Tensor | None  # [p, n]
+    K: Tensor  # [p, n]
+    H: Tensor  # [p, n]
     w: Tensor | None  # [p, n]
 
 
 @dataclass(frozen=True)
 class Pulled:
-    """The gradient of a chunk's share, in terms of E = K_bar * H."""
+    """Sums over entries of the gradient, in terms of E = K_bar * H."""
 
     to_b: Tensor  # [p, D + 1 or more]: E x, E 1
-    dx: Tensor  # [n, D], of the points as they came
     dx_x: Tensor  # [D]: the sum of dx * x, both scaled
     d_scale: Tensor  # []: the sum of K_bar * K
+    k: Tensor | None  # [p]: the sum of v k, where it was asked for
 
 
-class Triangle:
-    """Products with a triangular matrix, by blocks of rows that skip most of its zeros."""
-
-    def __init__(self, matrix: Tensor, *, upper: bool = False, block: int = 32) -> None:
-        p = matrix.size(-1)
-        edges = [*range(0, p - block // 2, block), p] if p > block else [0, p]
-        self.parts = []
-        for first, last in pairwise(edges):
-            columns = slice(first, p) if upper else slice(0, last)
-            self.parts.append((slice(first, last), columns, matrix[first:last, columns].contiguous()))
-
-    def mm(self, right: Tensor, out: Tensor) -> None:
-        """The product `[p, n]`."""
-        for rows, columns, part in self.parts:
-            torch.mm(part, right[columns], out=out[rows])
+def _blocks(p: int, rows: int = 36) -> list[tuple[int, int]]:
+    """Blocks of rows by which a product with a triangular matrix skips most of its zeros."""
+    return list(pairwise([*range(0, p, rows), p]))

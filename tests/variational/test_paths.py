@@ -7,7 +7,6 @@ from conftest import SHAPE, Small, small
 
 from gptf_gpytorch import GPTF, CollapsedELBO, CollapsedVariationalStrategy, InputError, KernelPrior, initialize
 from gptf_gpytorch.distributed.threads import split
-from gptf_gpytorch.variational.workspace import Arena
 
 KERNELS = {
     "RBF": lambda: None,
@@ -73,23 +72,6 @@ def test_paths_agree_at_the_start_that_is_recommended(binary: bool) -> None:
 def test_the_explicit_form_is_chosen_where_the_conditioning_allows_it(gaussian: Small) -> None:
     assert evaluate(gaussian)[2] == "fused RBF, explicit S, compiled"
     assert "fused RBF, explicit S, compiled" in repr(gaussian.model.variational_strategy)
-
-
-def test_kept_chunks_change_nothing(either: Small, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = []
-    for budget in (0, 20_000, 10**8):
-        monkeypatch.setattr(Arena.__init__, "__defaults__", (budget,))
-        either.model.variational_strategy._variational_distribution.variational_mean.zero_()
-        mll = either.mll(chunk_size=16, path="whitened")
-        for _ in range(2):  # the second time in memory that was used before
-            either.model.zero_grad()
-            either.model.variational_strategy._variational_distribution.variational_mean.zero_()
-            bound = mll(either.model(either.indices), either.y)
-            bound.backward()
-            found.append((bound.item(), either.model.factors[0].grad.clone()))
-    for bound, gradient in found[1:]:
-        assert bound == pytest.approx(found[0][0], rel=1e-13)
-        torch.testing.assert_close(gradient, found[0][1], rtol=1e-11, atol=1e-14)
 
 
 def test_one_bound_may_change_its_path(gaussian: Small) -> None:
