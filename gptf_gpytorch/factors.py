@@ -106,7 +106,7 @@ class LatentFactors(gpytorch.Module):  # type: ignore[misc]
         if indices.dim() != 2 or indices.size(-1) != len(self.shape):
             raise InputError(f"indices must be [n, {len(self.shape)}], a column a mode. Got {list(indices.shape)}.")
         if len(indices):
-            for mode, (low, high) in enumerate(zip(indices.amin(0).tolist(), indices.amax(0).tolist(), strict=True)):
+            for mode, (low, high) in enumerate(zip(*(bound.tolist() for bound in indices.aminmax(dim=0)), strict=True)):
                 if low < 0 or high >= self.shape[mode]:
                     bad = (indices[:, mode] < 0) | (indices[:, mode] >= self.shape[mode])
                     row = int(bad.nonzero()[0])

@@ -46,6 +46,8 @@ ORDER = [
     "variational.statistics",
     "variational.stationary",
     "variational.workspace",
+    "variational.native",
+    "variational.loops",
     "variational.compiled",
     "variational.fused",
     "variational.paths",
@@ -86,7 +88,8 @@ ORDER = [
 HOMES = {
     "horovod": ("distributed.communicator",),
     "mlflow": ("tracking", "serving"),
-    "numba": ("variational.compiled",),
+    "numba": ("variational.native", "variational.loops"),
+    "llvmlite": ("variational.native",),
 }
 
 

@@ -22,12 +22,8 @@ class Shard(Protocol):
         """The same chunks in the same order at every call."""
 
 
-class ChunkMap(Protocol):
-    """The map: chunks to a tuple of tensors to be summed, and the way back."""
-
-    @property
-    def leaves(self) -> Sequence[Tensor]:
-        """The tensors beside x that the map depends on and that may need a gradient."""
+class Summation(Protocol):
+    """Chunks to a tuple of tensors to be summed."""
 
     @property
     def threaded(self) -> bool:
@@ -35,6 +31,14 @@ class ChunkMap(Protocol):
 
     def total(self, chunks: Sequence[Any], /) -> tuple[Tensor, ...]:
         """The sums over consecutive chunks, of which there may be none, without a graph."""
+
+
+class ChunkMap(Summation, Protocol):
+    """The map: a summation, and the way back."""
+
+    @property
+    def leaves(self) -> Sequence[Tensor]:
+        """The tensors beside x that the map depends on and that may need a gradient."""
 
     def pull(
         self,
@@ -50,7 +54,7 @@ class ChunkMap(Protocol):
         """
 
 
-def total(map_chunks: ChunkMap, shard: Shard, communicator: Communicator) -> tuple[Tensor, ...]:
+def total(map_chunks: Summation, shard: Shard, communicator: Communicator) -> tuple[Tensor, ...]:
     """The sum of ``map_chunks`` over all chunks of all workers, without a gradient: one collective."""
     with torch.no_grad():
         return _reduce(_add_up(split(map_chunks.total, shard.chunks(), map_chunks.threaded)), communicator)

@@ -93,8 +93,11 @@ _ONE_CORE_EACH = _OneCoreEach()
 
 @cache
 def _pool(threads: int) -> ThreadPoolExecutor:
-    """Threads that stay, because what they have allocated stays with them."""
-    return ThreadPoolExecutor(threads, thread_name_prefix="gptf-chunks", initializer=torch.set_num_threads, initargs=(1,))
+    """Threads that stay, because what they have allocated stays with them.
+
+    torch and MKL know a number of threads for each thread: these are to use one, whoever waits for them.
+    """
+    return ThreadPoolExecutor(threads, "gptf-chunks", initializer=torch.set_num_threads, initargs=(1,))
 
 
 os.register_at_fork(after_in_child=_pool.cache_clear)  # a child has the pool, but not its threads

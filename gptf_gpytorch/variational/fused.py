@@ -20,13 +20,11 @@ from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
-from gptf_gpytorch.likelihoods import log_Phi, rho
 from gptf_gpytorch.variational.statistics import (
     CurvatureStatistics,
     EntryChunk,
     GaussianStatistics,
     ProbitStatistics,
-    slope_and_curvature,
 )
 from gptf_gpytorch.variational.workspace import Workspace
 
@@ -44,10 +42,6 @@ class FusedMap:
         """The statistics of no entries."""
         raise NotImplementedError
 
-    def pieces(self, chunks: Sequence[EntryChunk]) -> Sequence[EntryChunk]:
-        """The chunks in as many pieces as :meth:`share` wants."""
-        return chunks
-
     def share(self, piece: EntryChunk) -> tuple[Tensor, ...]:
         """The statistics of a piece."""
         raise NotImplementedError
@@ -55,7 +49,7 @@ class FusedMap:
     def total(self, chunks: Sequence[EntryChunk]) -> tuple[Tensor, ...]:
         """The statistics of some chunks."""
         sums = self.zeros()
-        for piece in self.pieces(chunks):
+        for piece in self.space.runs(chunks):
             for accumulated, found in zip(sums, self.share(piece), strict=True):
                 accumulated.add_(found)
         return sums
@@ -111,10 +105,6 @@ class FusedGaussianMap(FusedMap):
         p, zero = self.space.p, self._zeros
         return GaussianStatistics(zero(p, p), zero(p), zero(), zero(), zero(), zero())
 
-    def pieces(self, chunks: Sequence[EntryChunk]) -> Sequence[EntryChunk]:
-        """As the workspace wants them."""
-        return self.space.runs(chunks)
-
     def share(self, piece: EntryChunk) -> GaussianStatistics:
         """The statistics of a piece."""
         v, r = piece.weights, self._residual(piece)
@@ -159,15 +149,12 @@ class FusedProbitMap(FusedMap):
         return ProbitStatistics(zero(p, p), zero(), zero(p), zero(), zero(), zero())
 
     def share(self, piece: EntryChunk) -> ProbitStatistics:
-        """The statistics of a chunk."""
-        s, t, w = _argument(self, piece)
-        v, slope, value, n = piece.weights, s * rho(t), log_Phi(t), t.new_tensor(float(t.numel()))
-        self._slope[piece.rows] = slope
+        """The statistics of a piece."""
+        v, found = piece.weights, self.space.probit(piece, self.eta, curved=False)
+        self._slope[piece.rows] = found.slope
+        n = found.slope.new_tensor(float(found.slope.numel()))
         weight = n if v is None else v.sum()
-        if v is not None:
-            slope, value = v * slope, v * value
-        W = self.space.gram(w, v)
-        return ProbitStatistics(W, value.sum(), w @ slope, self.space.outputscale * weight, weight, n)
+        return ProbitStatistics(found.W, found.log_Phi, found.a5, self.space.outputscale * weight, weight, n)
 
     def pull(
         self,
@@ -200,16 +187,6 @@ class FusedCurvatureMap(FusedMap):
         return CurvatureStatistics(self._zeros(), self._zeros(self.space.p), self._zeros(self.space.p, self.space.p))
 
     def share(self, piece: EntryChunk) -> CurvatureStatistics:
-        """The statistics of a chunk."""
-        s, t, w = _argument(self, piece)
-        v, (slope, h) = piece.weights, slope_and_curvature(t)
-        slope, value = s * slope, log_Phi(t)
-        if v is not None:
-            slope, value, h = v * slope, v * value, v * h
-        return CurvatureStatistics(value.sum(), w @ slope, self.space.gram(w, h))
-
-
-def _argument(at: FusedProbitMap | FusedCurvatureMap, chunk: EntryChunk) -> tuple[Tensor, Tensor, Tensor]:
-    """The signs s, the arguments t = s (mu + eta' w) and the features w of a chunk."""
-    s, w = 2.0 * chunk.y - 1.0, at.space.whitened(chunk)
-    return s, s * (at.eta @ w + at.space.mean), w
+        """The statistics of a piece."""
+        found = self.space.probit(piece, self.eta, curved=True)
+        return CurvatureStatistics(found.log_Phi, found.a5, found.W)

@@ -1,13 +1,14 @@
 """Which map runs: the fused one where the prior is known to it, the generic one everywhere else."""
 
 from collections.abc import Iterator
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor
 
-from gptf_gpytorch.distributed.sharded_sum import ChunkMap
+from gptf_gpytorch.distributed.sharded_sum import ChunkMap, Summation
 from gptf_gpytorch.errors import InputError
 from gptf_gpytorch.health import Fact
 from gptf_gpytorch.variational.fused import FusedCurvatureMap, FusedGaussianMap, FusedProbitMap
@@ -30,7 +31,7 @@ class Maps(Protocol):
     def probit(self, eta: Tensor) -> ChunkMap:
         """To :class:`ProbitStatistics`."""
 
-    def curvature(self, eta: Tensor) -> ChunkMap:
+    def curvature(self, eta: Tensor) -> Summation:
         """To :class:`CurvatureStatistics`."""
 
 
@@ -46,7 +47,7 @@ class _Generic:
     def probit(self, eta: Tensor) -> ChunkMap:
         return ProbitMap(*self.where, eta=eta)
 
-    def curvature(self, eta: Tensor) -> ChunkMap:
+    def curvature(self, eta: Tensor) -> Summation:
         return CurvatureMap(*self.where, eta=eta)
 
 
@@ -60,7 +61,7 @@ class _Fused:
     def probit(self, eta: Tensor) -> ChunkMap:
         return FusedProbitMap(self.space, eta, self.entries)
 
-    def curvature(self, eta: Tensor) -> ChunkMap:
+    def curvature(self, eta: Tensor) -> Summation:
         return FusedCurvatureMap(self.space, eta)
 
 
@@ -94,6 +95,7 @@ def workspace(
     return CompiledWorkspace(prior, L, scratch, **options)
 
 
+@cache  # looking it up takes longer than a small evaluation's products
 def _numba() -> str | None:
     try:
         return version("numba")

@@ -141,7 +141,7 @@ class GenericMap:
         self.batch_shape, self.leaves = batch_shape, leaves
 
     def statistics(self, chunk: EntryChunk, x: Tensor) -> tuple[Tensor, ...]:
-        """The share of a chunk, with a graph."""
+        """The statistics of a chunk, with a graph."""
         raise NotImplementedError
 
     def zeros(self) -> tuple[Tensor, ...]:

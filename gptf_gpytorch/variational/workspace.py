@@ -5,12 +5,14 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from gptf_gpytorch.likelihoods import log_Phi
 from gptf_gpytorch.variational.stationary import StationaryPrior
-from gptf_gpytorch.variational.statistics import EntryChunk
+from gptf_gpytorch.variational.statistics import EntryChunk, slope_and_curvature
 
 #: Up to this condition number of K_BB, in the Frobenius norm, the explicit form keeps the digits that the tests ask for:
 #: experiments/benchmarks/conditioning.py measures how far it could be raised.
@@ -75,25 +77,27 @@ class Workspace:
         return self.scratch.get(name, rows, columns, self.L_inv)
 
     def runs(self, chunks: Sequence[EntryChunk]) -> Sequence[EntryChunk]:
-        """The same entries in as many pieces as :meth:`moments`, :meth:`back` and :meth:`project` want them in."""
+        """The same entries, in pieces of the size that the methods below want."""
         return chunks
-
-    def whitened(self, chunk: EntryChunk) -> Tensor:
-        """The features w = L^-1 k of a chunk `[p, n]`, in this thread's memory."""
-        w = self._features(chunk).w
-        assert w is not None  # noqa: S101
-        return w
-
-    def gram(self, w: Tensor, weights: Tensor | None) -> Tensor:
-        """The sum of v w w' `[p, p]`."""
-        if weights is not None:
-            w = torch.mul(w, weights.sqrt(), out=self.buffer("root", *w.shape))
-        return w @ w.T
 
     def moments(self, run: EntryChunk, row: Tensor) -> tuple[Tensor, Tensor]:
         """The sums of v w w' `[p, p]` and of v w row `[p]`."""
-        w, v = self.whitened(run), run.weights
-        return self.gram(w, v), w @ (row if v is None else v * row)
+        w, v = self._whitened(run), run.weights
+        return self._gram(w, v), w @ (row if v is None else v * row)
+
+    def probit(self, run: EntryChunk, eta: Tensor, *, curved: bool) -> "ProbitSums":
+        """What Theorem 2 and the solver for lambda need, t = s (mu + eta' w).
+
+        :param curved: whether the Gram matrix is weighted with the curvatures h, as the solver wants it.
+        """
+        w, v, s = self._whitened(run), run.weights, 2.0 * run.y - 1.0
+        t = s * (eta @ w + self.mean)
+        slope, h = slope_and_curvature(t)
+        row, value, g = s * slope, log_Phi(t), h if curved else None
+        moved, weights = row, g
+        if v is not None:
+            moved, value, weights = v * row, v * value, v if g is None else v * g
+        return ProbitSums(self._gram(w, weights), value.sum(), w @ moved, row)
 
     def back(
         self,
@@ -132,10 +136,21 @@ class Workspace:
         return Pulled(to_b, (dx * found.x[:D]).sum(1), to_b[:, D].sum() if total is None else total, k)
 
     def project(self, run: EntryChunk, lam: Tensor, T: Tensor) -> tuple[Tensor, Tensor]:
-        """lam' k and |T k|^2 of each entry `[n]`."""
+        """Of each entry, lam' k and |T k|^2 `[n]`."""
         K = self._features(run, whiten=False).K
         product = torch.mm(T, K, out=self.buffer("product", len(T), K.size(-1)))
         return lam @ K, product.square_().sum(0)
+
+    def _whitened(self, chunk: EntryChunk) -> Tensor:
+        w = self._features(chunk).w
+        assert w is not None  # noqa: S101
+        return w
+
+    def _gram(self, w: Tensor, weights: Tensor | None) -> Tensor:
+        """The sum of v w w' `[p, p]`."""
+        if weights is not None:
+            w = torch.mul(w, weights.sqrt(), out=self.buffer("root", *w.shape))
+        return w @ w.T
 
     def _features(self, chunk: EntryChunk, *, slope: bool = False, whiten: bool = True) -> "_Features":
         """The kernel of a chunk and what is asked for beside it, in this thread's buffers.
@@ -168,6 +183,15 @@ class _Features:
     K: Tensor  # [p, n]
     H: Tensor  # [p, n]
     w: Tensor | None  # [p, n]
+
+
+class ProbitSums(NamedTuple):
+    """Sums over entries at a given eta, and the slope of each."""
+
+    W: Tensor  # [p, p]: of v w w', or of v h w w'
+    log_Phi: Tensor  # []: of v log Phi(t)
+    a5: Tensor  # [p]: of v w s rho(t)
+    slope: Tensor  # [n]: s rho(t)
 
 
 @dataclass(frozen=True)

@@ -123,7 +123,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
 
 
 def test_memory_does_not_hold_a_kernel_column_for_every_entry() -> None:
-    """Beyond the fixed cache, 400,000 more entries would take 160 MB as a stored K_BX; they themselves take 6.4 MB."""
+    """400,000 more entries would take 160 MB as a stored K_BX; they themselves take 6.4 MB."""
     peaks = [
         int(subprocess.run([sys.executable, "-c", MEMORY, str(n)], capture_output=True, check=True, timeout=300).stdout)
         for n in (400_000, 800_000)

@@ -1,7 +1,10 @@
 """The compiled loops: their exponential, what they are used for, and entries in other forms of storage."""
 
+import subprocess
+import sys
 from pathlib import Path
 
+import mpmath
 import numpy as np
 import pytest
 import torch
@@ -9,7 +12,8 @@ from conftest import Small, small
 
 from gptf_gpytorch import InputError, marginals
 from gptf_gpytorch.variational import paths
-from gptf_gpytorch.variational.compiled import exp_
+from gptf_gpytorch.variational.loops import log_Phi_and_rho
+from gptf_gpytorch.variational.native import exp_
 
 
 def exponential(values: np.ndarray) -> np.ndarray:
@@ -33,6 +37,46 @@ def test_the_exponential_at_its_ends() -> None:
     assert np.isnan(found[0])
     assert np.all((found[1:4] >= 0) & (found[1:4] < 1e-300))
     assert found[4] == pytest.approx(np.exp(-707.9), rel=1e-12)
+
+
+@pytest.mark.parametrize("z", [-1e8, -1e3, -40.0, -5.3, -1.0, -1e-9, 0.0, 1e-9, 0.7, 1.0, 5.3, 8.3, 30.0, 37.0])
+def test_log_phi_and_its_slope_against_mpmath(z: float) -> None:
+    with mpmath.workdps(400):
+        exact = mpmath.mpf(z)
+        tail = mpmath.erfc(-exact / mpmath.sqrt(2)) / 2
+        value, slope = mpmath.log(tail), mpmath.npdf(exact) / tail
+        found = log_Phi_and_rho(z)
+        assert abs(found[0] - value) <= 4e-16 * abs(value)
+        assert abs(found[1] - slope) <= 1e-15 * abs(slope)
+
+
+WITHOUT_MKL = """
+import pathlib, sys
+if sys.argv[1] == "others":
+    pathlib.Path.glob = lambda self, pattern: iter(())
+from gptf_gpytorch.variational import native
+import gpytorch, torch
+from gptf_gpytorch import GPTF, CollapsedELBO
+torch.manual_seed(0)
+model = GPTF(shape=(9, 8, 7), rank=2, num_inducing=30)
+indices = torch.stack([torch.randint(d, (500,)) for d in (9, 8, 7)], dim=-1)
+mll = CollapsedELBO(gpytorch.likelihoods.GaussianLikelihood(), model, num_data=500, compiled=True, path="whitened")
+bound = mll(model(indices), torch.randn(500, dtype=torch.float64))
+bound.backward()
+print(bound.item(), model.factors[0].grad.norm().item(), native._symbols()["gptf_exp"] == native._own_exp.address)
+"""
+
+
+def test_other_libraries_than_torchs_own_give_the_same_numbers() -> None:
+    found = []
+    for libraries in ("torch", "others"):
+        job = subprocess.run(
+            [sys.executable, "-c", WITHOUT_MKL, libraries], capture_output=True, check=True, timeout=300, text=True
+        )
+        found.append(job.stdout.split())
+    assert found[1][2] == "True"
+    assert float(found[0][0]) == pytest.approx(float(found[1][0]), rel=1e-13)
+    assert float(found[0][1]) == pytest.approx(float(found[1][1]), rel=1e-11)
 
 
 def test_not_a_number_in_the_factors_reaches_the_statistics(gaussian: Small) -> None:
