@@ -140,7 +140,10 @@ class CollapsedVariationalStrategy(gpytorch.variational.VariationalStrategy):  #
         If there is none, the jitter is multiplied by ten, a few times. What worked is kept, because q(v) and
         predictions must use the same one; an evaluation that may not write q(v) may not raise the jitter either.
         """
-        K_BB = self.model.forward(self.inducing_points).lazy_covariance_matrix.to_dense()
+        covariance = self.model.forward(self.inducing_points).lazy_covariance_matrix
+        # As a matrix, a point's distance to itself is the root of a rounding error; Matern 1/2 would show it.
+        exact = covariance.diagonal(dim1=-1, dim2=-2)
+        K_BB = covariance.to_dense().diagonal_scatter(exact, dim1=-2, dim2=-1)
         eye = torch.eye(K_BB.size(-1), dtype=K_BB.dtype, device=K_BB.device)
         asked = jitter = self.jitter_val
         for _ in range(_JITTERS if may_raise_jitter else 1):
