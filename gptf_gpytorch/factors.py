@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from gptf_gpytorch.distributed.threads import one_core_each
 from gptf_gpytorch.errors import InputError
 
 
@@ -106,7 +107,9 @@ class LatentFactors(gpytorch.Module):  # type: ignore[misc]
         if indices.dim() != 2 or indices.size(-1) != len(self.shape):
             raise InputError(f"indices must be [n, {len(self.shape)}], a column a mode. Got {list(indices.shape)}.")
         if len(indices):
-            for mode, (low, high) in enumerate(zip(*(bound.tolist() for bound in indices.aminmax(dim=0)), strict=True)):
+            with one_core_each():
+                lowest, highest = (bound.tolist() for bound in indices.aminmax(dim=0))
+            for mode, (low, high) in enumerate(zip(lowest, highest, strict=True)):
                 if low < 0 or high >= self.shape[mode]:
                     bad = (indices[:, mode] < 0) | (indices[:, mode] >= self.shape[mode])
                     row = int(bad.nonzero()[0])

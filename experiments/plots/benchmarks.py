@@ -102,7 +102,7 @@ def prediction(result: dict[str, Any]) -> Figure:
 
 def entries(result: dict[str, Any]) -> Figure:
     """Cost against N, with the fitted power."""
-    n, seconds = np.array(result["entries"], dtype=float), np.array(result["median seconds"])
+    n, seconds = np.array(result["entries"], dtype=float), np.array(result["seconds"])
     figure = Figure(figsize=(5.6, 3.8), layout="constrained")
     axes = figure.subplots()
     # The exponent is the JSON's; the line goes through the middle of the points.

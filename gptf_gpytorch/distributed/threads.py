@@ -51,7 +51,7 @@ def split(job: Callable[[Sequence[Any]], _Result], chunks: Sequence[Any], thread
     if not threaded or not chunks:
         yield job(chunks)
         return
-    with _ONE_CORE_EACH() as cores:
+    with one_core_each() as cores:
         threads = min(cores, len(chunks))
         # Consecutive runs of chunks: neighbours share rows of the factor tables.
         bounds = [round(place * len(chunks) / threads) for place in range(threads + 1)]
@@ -63,7 +63,11 @@ def split(job: Callable[[Sequence[Any]], _Result], chunks: Sequence[Any], thread
 
 
 class _OneCoreEach:
-    """While anyone is inside, torch and the BLAS libraries use one thread for each operation; the last one out restores."""
+    """While anyone is inside, torch and the BLAS libraries use one thread for each operation; the last one out restores.
+
+    An evaluation is inside as a whole: after an operation on several cores the threads of OpenMP stay there, spinning,
+    for a few milliseconds, and would keep the threads of chunks from starting.
+    """
 
     def __init__(self) -> None:
         self._lock, self._inside, self._before, self._share = threading.Lock(), 0, 1, 1
@@ -88,7 +92,8 @@ class _OneCoreEach:
                     torch.set_num_threads(self._before)
 
 
-_ONE_CORE_EACH = _OneCoreEach()
+#: ``with one_core_each():`` for small operations before chunks are mapped.
+one_core_each = _OneCoreEach()
 
 
 @cache

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from gptf_gpytorch.distributed.threads import one_core_each
 from gptf_gpytorch.errors import CholeskyError
 from gptf_gpytorch.variational.statistics import GaussianStatistics, ProbitStatistics
 
@@ -47,20 +48,24 @@ def theorem_1(statistics: GaussianStatistics, beta: Tensor) -> tuple[GaussianBou
     :math:`K_{BB}`, which is nearly singular at a good start, appears.
     """
     W, c, a2, a3, n, _ = statistics
-    R = _cholesky(identity_plus(beta[..., None, None] * W))  # M = R R'
-    Rc = torch.linalg.solve_triangular(R, c.unsqueeze(-1), upper=False)  # [..., p, 1]
-    bound = GaussianBound(
-        log_det=-_half_log_det(R),
-        trace=-0.5 * beta * (a3 - _trace(W)),
-        fit=-0.5 * beta * (a2 - beta * Rc.square().sum((-2, -1))),
-        normaliser=0.5 * n * (beta / (2.0 * torch.pi)).log(),
-    )
+    scaled_W, scaled_c = beta[..., None, None] * W, beta[..., None] * c
     with torch.no_grad():
-        mean = beta[..., None] * torch.linalg.solve_triangular(R.mT, Rc, upper=True).squeeze(-1)  # beta M^-1 c
-        M = identity_plus(beta[..., None, None] * W)
+        M = identity_plus(scaled_W)
+        R = _cholesky(M)  # M = R R'
+        Rc = torch.linalg.solve_triangular(R, scaled_c.unsqueeze(-1), upper=False)  # [..., p, 1]
+        mean = torch.linalg.solve_triangular(R.mT, Rc, upper=True).squeeze(-1)  # beta M^-1 c
         # Q = (G + G') W + g c' with G = beta/2 (I - M^-1 - m m') and g = beta m; beta W = M - I collapses it to
         # M + M^-1 - 2 I + m m', without the cancellation of its parts.
         posterior = _posterior(mean, M, mean)
+        inverse = posterior.root @ posterior.root.mT
+        explained = Rc.square().sum((-2, -1))  # beta^2 c' M^-1 c
+    bound = GaussianBound(
+        log_det=_known(-_half_log_det(R), (scaled_W, -0.5 * inverse)),
+        trace=-0.5 * beta * (a3 - _trace(W)),
+        fit=-0.5 * beta * a2
+        + 0.5 * _known(explained, (scaled_W, -mean.unsqueeze(-1) * mean.unsqueeze(-2)), (scaled_c, 2.0 * mean)),
+        normaliser=0.5 * n * (beta / (2.0 * torch.pi)).log(),
+    )
     return bound, posterior
 
 
@@ -71,15 +76,18 @@ def theorem_2(statistics: ProbitStatistics, eta: Tensor) -> tuple[ProbitBound, W
     :math:`M = I + W`. At the optimal eta the gradient of everything else is the partial one: eta is a constant here.
     """
     W, log_Phi, a5, a3, _, _ = statistics
-    M = identity_plus(W)
+    with torch.no_grad():
+        M = identity_plus(W)
+        half_log_det = _half_log_det(_cholesky(M))
+        posterior = _posterior(eta, M, a5)
+        inverse = posterior.root @ posterior.root.mT
     bound = ProbitBound(
-        log_det=-_half_log_det(_cholesky(M)),
+        log_det=_known(-half_log_det, (W, -0.5 * inverse)),
         trace=-0.5 * (a3 - _trace(W)),
         fit=log_Phi,
         penalty=-0.5 * eta.square().sum(-1),
     )
-    with torch.no_grad():
-        return bound, _posterior(eta, M, a5)
+    return bound, posterior
 
 
 def through_kernel(bound: Tensor, K_BB: Tensor, L: Tensor, inner: Tensor) -> Tensor:
@@ -100,6 +108,30 @@ def through_kernel(bound: Tensor, K_BB: Tensor, L: Tensor, inner: Tensor) -> Ten
     return through
 
 
+def _known(value: Tensor, *gradients: tuple[Tensor, Tensor]) -> Tensor:
+    """A value `[...]` whose gradients are known in closed form: pairs of a tensor and the gradient with respect to it.
+
+    It saves autograd the way back through a Cholesky factor, which is slower and has fewer digits.
+    """
+    tensors, found = zip(*gradients, strict=True)
+    known: Tensor = _Known.apply(value, len(tensors), *tensors, *found)  # type: ignore[no-untyped-call]
+    return known
+
+
+class _Known(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, value: Tensor, count: int, *tensors: Tensor) -> Tensor:
+        ctx.save_for_backward(*tensors[count:])
+        return value.clone()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        found = ctx.saved_tensors
+        scaled = [gradient.reshape(gradient.shape + (1,) * (g.dim() - gradient.dim())) * g for g in found]
+        return None, None, *scaled, *(None for _ in found)
+
+
 class _ThroughKernel(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, bound: Tensor, K_BB: Tensor, L: Tensor, inner: Tensor) -> Tensor:
@@ -111,8 +143,9 @@ class _ThroughKernel(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         L, Q = ctx.saved_tensors
-        half = torch.linalg.solve_triangular(L.mT, Q, upper=True)  # L^-T Q
-        whole = torch.linalg.solve_triangular(L, half, upper=False, left=False)  # L^-T Q L^-1
+        with one_core_each():
+            half = torch.linalg.solve_triangular(L.mT, Q, upper=True)  # L^-T Q
+            whole = torch.linalg.solve_triangular(L, half, upper=False, left=False)  # L^-T Q L^-1
         # K_BB may lack batch dimensions that the bound has.
         return gradient, (-0.5 * gradient[..., None, None] * whole).sum_to_size(ctx.shape), None, None
 

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from gptf_gpytorch.distributed.communicator import Communicator, SingleProcess
 from gptf_gpytorch.distributed.sharded_sum import sharded_sum, total
+from gptf_gpytorch.distributed.threads import one_core_each
 from gptf_gpytorch.errors import InputError, LambdaWarning, NumericalError
 from gptf_gpytorch.factors import LatentFactors
 from gptf_gpytorch.variational import checks
@@ -137,9 +138,10 @@ class CollapsedELBO(gpytorch.mlls.MarginalLogLikelihood):  # type: ignore[misc]
         :param target: the values `[..., n]` of this worker's entries; in {0, 1} for probit.
         :param weights: non-negative weights `[..., n]`; an entry of weight 2 counts as the entry twice.
         """
-        shard = self.check(output, target, weights)
-        write = self.model.training and torch.is_grad_enabled()
-        return self._evaluate(shard, output.batch_shape, write=write) / self.num_data
+        with one_core_each():
+            shard = self.check(output, target, weights)
+            write = self.model.training and torch.is_grad_enabled()
+            return self._evaluate(shard, output.batch_shape, write=write) / self.num_data
 
     def refresh(self) -> None:
         """Compute q(v) at the present parameters from the entries of the last training evaluation. A collective."""
