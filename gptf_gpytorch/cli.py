@@ -6,14 +6,12 @@ import shlex
 import signal
 import sys
 import warnings
-from collections.abc import Callable
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import click
 
-from gptf_gpytorch import health
+from gptf_gpytorch import health, options
 from gptf_gpytorch.data import TensorEntries, read
 from gptf_gpytorch.data.entries import MANIFEST
 from gptf_gpytorch.distributed import communicator, threads
@@ -25,7 +23,6 @@ from gptf_gpytorch.serving.reading import read_entries
 from gptf_gpytorch.serving.recommend import recommend as rank_candidates
 from gptf_gpytorch.serving.tables import write_predictions
 from gptf_gpytorch.tracking import mlflow_tracker
-from gptf_gpytorch.training import config as configuration
 from gptf_gpytorch.training.config import TrainConfig
 from gptf_gpytorch.training.fit import fit
 from gptf_gpytorch.training.progress import ProgressPrinter
@@ -66,59 +63,6 @@ def main(ctx: click.Context, debug: bool) -> None:
     ctx.obj = {}
 
 
-def _columns(command: Callable[..., Any]) -> Callable[..., Any]:
-    """The options that say what a file's columns are."""
-    for option in (
-        click.option("--duplicates", type=click.Choice(["error", "mean", "sum", "last", "keep"]), default="error"),
-        click.option("--modes", metavar="A,B,C", help="The mode columns.  [default: all but the value]"),
-        click.option("--value", default="value", show_default=True, help="The value column."),
-    ):
-        command = option(command)
-    return command
-
-
-def _rank(ctx: click.Context, param: click.Parameter, value: str | None) -> int | tuple[int, ...] | None:
-    if value is None:
-        return None
-    try:
-        parts = tuple(int(part) for part in value.split(","))
-    except ValueError:
-        raise click.BadParameter(f"one number, or one for each mode as in 3,3,5. Got {value!r}.") from None
-    return parts[0] if len(parts) == 1 else parts
-
-
-def _flags(command: Callable[..., Any]) -> Callable[..., Any]:
-    """An option for every field of a configuration."""
-    documented = dict(_documentation())
-    for field in reversed(fields(TrainConfig)):
-        flag, text = f"--{field.name.replace('_', '-')}", documented[field.name]
-        shown = "none" if field.default == float("inf") else field.default
-        options: dict[str, Any] = {"default": None, "help": f"{text}  [default: {shown}]"}
-        choices = configuration.CHOICES.get(field.name)
-        if field.name == "rank":
-            options |= {"callback": _rank, "metavar": "R or R,R,..."}
-        elif field.name == "balance":
-            options |= {"type": float, "is_flag": False, "flag_value": 1.0, "metavar": "[RATIO]"}
-        elif isinstance(field.default, bool):
-            flag = f"{flag}/--no-{field.name}"
-        elif choices is not None:
-            options["type"] = click.Choice(choices)
-        else:
-            options["type"] = type(field.default)
-        command = click.option(flag, field.name, **options)(command)
-    return command
-
-
-def _documentation() -> list[tuple[str, str]]:
-    """What the docstring of TrainConfig says of each field, on one line."""
-    parts = (TrainConfig.__doc__ or "").split("Example:")[0].split(":param ")[1:]
-    found = []
-    for part in parts:
-        name, _, text = part.partition(":")
-        found.append((name, " ".join(text.split()).replace("``", "")))
-    return found
-
-
 @main.command()
 @click.argument("data", type=_FILE)
 @click.option("--output", type=_FOLDER, help="The run's folder: checkpoints, and the model at the end.")
@@ -126,8 +70,8 @@ def _documentation() -> list[tuple[str, str]]:
 @click.option("--config", "config_file", type=_FILE, help="A TOML file with the same names; flags win.")
 @click.option("--track", type=click.Choice(["none", "mlflow"]), default="none", show_default=True)
 @click.option("--quiet", is_flag=True, help="Print nothing.")
-@_columns
-@_flags
+@options.columns
+@options.flags
 @click.pass_context
 def train(
     ctx: click.Context,

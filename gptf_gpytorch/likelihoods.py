@@ -45,6 +45,30 @@ def rho(z: Tensor) -> Tensor:
     return math.sqrt(2.0 / math.pi) / scaled
 
 
+def check_labels(found: Tensor) -> None:
+    """Labels of the probit likelihood: 0 or 1."""
+    odd = (found != 0) & (found != 1)
+    if bool(odd.any()):
+        place = odd.nonzero()[0].tolist()
+        came = float(found[tuple(place)])
+        raise InputError(
+            f"Targets of the probit likelihood must be 0 or 1. Got {came:g} at position {place[-1] if place else 0}."
+        )
+
+
+def log_predictive(
+    likelihood: gpytorch.likelihoods.GaussianLikelihood | gpytorch.likelihoods.BernoulliLikelihood,
+    mean: Tensor,
+    variance: Tensor,
+    y: Tensor,
+) -> Tensor:
+    """The log predictive density of values `[n]`, given the moments of f; accurate in the tails."""
+    if isinstance(likelihood, gpytorch.likelihoods.GaussianLikelihood):
+        found: Tensor = torch.distributions.Normal(mean, (variance + likelihood.noise.squeeze()).sqrt()).log_prob(y)
+        return found
+    return log_Phi((2.0 * y - 1.0) * mean / (1.0 + variance).sqrt())
+
+
 class ProbitLikelihood(gpytorch.likelihoods.BernoulliLikelihood):  # type: ignore[misc]
     r"""Binary observations, :math:`p(y = 1 \mid f) = \Phi(f)`, labels in {0, 1}.
 
@@ -71,8 +95,7 @@ class ProbitLikelihood(gpytorch.likelihoods.BernoulliLikelihood):  # type: ignor
         self, observations: Tensor, function_dist: MultivariateNormal, *params: Any, **kwargs: Any
     ) -> Tensor:
         r""":math:`\mathrm E_{q(f)} \log \Phi((2 y - 1) f)`, by Gauss-Hermite quadrature."""
-        if bool(((observations != 0) & (observations != 1)).any()):
-            raise InputError("Labels of the probit likelihood must be 0 or 1. Got others.")
+        check_labels(observations)
         signs = 2.0 * observations - 1.0
         expected: Tensor = self.quadrature(lambda f: log_Phi(signs * f), function_dist)
         return expected

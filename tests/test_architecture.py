@@ -82,6 +82,7 @@ ORDER = [
     "serving.explain",
     "serving.fold_in",
     "serving",
+    "options",
     "cli",
     "",
 ]

@@ -6,7 +6,7 @@ import os
 import platform
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
@@ -77,18 +77,28 @@ def floor(n: int, p: int, gemm_seconds: float) -> float:
     return (4.0 * p * p * n + 8.0 * p * len(SHAPE) * RANK * n) / peak
 
 
-def interleave(subjects: dict[str, Callable[[], object]], rounds: int, *, rest: float = 0.0) -> dict[str, list[float]]:
+def interleave(
+    subjects: dict[str, Callable[[], object]],
+    rounds: int,
+    *,
+    rest: float = 0.0,
+    quick: Collection[str] = (),
+    times: int = 1,
+) -> dict[str, list[float]]:
     """Seconds of each subject, one after the other in every round, after one round that does not count.
 
+    :param quick: subjects that take so little time that in every round each has several turns.
+    :param times: as many.
     :param rest: seconds before each: the threads of some libraries spin, and their memory is freed, for a while after they
         have returned, which would be charged to whoever comes next.
     """
     seconds: dict[str, list[float]] = {name: [] for name in subjects}
     for turn in range(rounds + 1):
-        for name, run in subjects.items():
+        order = [*subjects, *(name for _ in range(times - 1) for name in subjects if name in quick)]
+        for name in order:
             time.sleep(rest)
             started = time.perf_counter()
-            run()
+            subjects[name]()
             if turn:
                 seconds[name].append(time.perf_counter() - started)
     return seconds

@@ -1,8 +1,9 @@
-"""The operations that a chunk of the fused map is made of, each alone on one thread: what the parts would cost at best.
+"""The operations that a block of the fused map is made of, each alone on one thread: what the parts cost in floors.
 
-python experiments/benchmarks/primitives.py [--chunk 2048] [--inducing 100] [--rounds 40]
+python experiments/benchmarks/primitives.py [--block 496] [--inducing 100] [--rounds 60]
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import click
@@ -11,43 +12,46 @@ import numpy as np
 import torch
 from threadpoolctl import threadpool_limits
 
-from gptf_gpytorch.variational.workspace import Triangle
+from gptf_gpytorch.variational import native
 
 
 @click.command(help=__doc__)
-@click.option("--chunk", default=2048, show_default=True)
+@click.option("--block", default=496, show_default=True)
 @click.option("--inducing", default=100, show_default=True)
-@click.option("--rounds", default=40, show_default=True)
-def main(chunk: int, inducing: int, rounds: int) -> None:
+@click.option("--rounds", default=60, show_default=True)
+def main(block: int, inducing: int, rounds: int) -> None:
     """Measure, print, keep the JSON."""
     torch.set_num_threads(1)
-    n, p = chunk, inducing
-    double: dict[str, Any] = {"dtype": torch.float64}
-    tall, wide = torch.rand(n, p, **double), torch.rand(p, n, **double)
-    tall_out, wide_out = torch.empty_like(tall), torch.empty_like(wide)
-    square = torch.randn(p, p, **double)
-    L = torch.linalg.cholesky(square @ square.T + p * torch.eye(p, **double))
-    triangle = Triangle(L)
-    twelve, array = torch.randn(12, n, **double), wide.numpy()
-    subjects = {
+    n, p, rng = block, inducing, np.random.default_rng(0)
+    K, out, x = rng.random((p, n)), np.empty((p, n)), rng.standard_normal((12, n))
+    square, triangle, gram = rng.standard_normal((p, p)), np.tril(rng.standard_normal((p, p))), np.zeros((p, p))
+    B, to_b, to_x = rng.standard_normal((p, 12)), np.zeros((p, 12)), np.empty((12, n))
+    tall, tall_out = torch.rand(n, p, dtype=torch.float64), torch.empty(n, p, dtype=torch.float64)
+    K_t, out_t, square_t, L_t = (torch.from_numpy(array) for array in (K, out, square, triangle))
+    subjects: dict[str, Callable[[], object]] = {
+        "what the loops call: distances": lambda: native.gemm(B, x, out, False, False, 0.0),
+        "what the loops call: exponential": lambda: native.exp(out.reshape(-1)),
+        "what the loops call: L^-1 K": lambda: native.whiten(triangle, K, out),
+        "what the loops call: w w'": lambda: native.gram(K, gram),
+        "what the loops call: S K": lambda: native.gemm(square, K, out, False, False, 0.0),
+        "what the loops call: E x": lambda: native.gemm(K, x, to_b, False, True, 1.0),
+        "what the loops call: b E": lambda: native.gemm(B.T.copy(), K, to_x, False, False, 0.0),
+        "else: S K as [n, p]": lambda: torch.mm(tall, square_t, out=tall_out),
+        "else: triangular solve": lambda: torch.linalg.solve_triangular(L_t, K_t, upper=False),
+        "else: w w' in torch": lambda: torch.mm(K_t, K_t.T),
+        "else: w w' in NumPy (syrk)": lambda: np.matmul(K, K.T),
+        "else: exponential in torch": lambda: torch.exp(K_t, out=out_t),
         "GEMM": common.gemm(),
-        "product, [n, p] layout": lambda: torch.mm(tall, square, out=tall_out),
-        "product, [p, n] layout": lambda: torch.mm(square, wide, out=wide_out),
-        "triangular product by blocks, [p, n]": lambda: triangle.mm(wide, wide_out),
-        "triangular solve, [p, n]": lambda: torch.linalg.solve_triangular(L, wide, upper=False),
-        "w w' in torch": lambda: torch.mm(wide, wide.T),
-        "w w' in NumPy (syrk)": lambda: np.matmul(array, array.T),
-        "E x, 12 columns": lambda: torch.mm(wide, twelve.T),
-        "exp": lambda: torch.exp(wide, out=wide_out),
     }
     with threadpool_limits(1, user_api="blas"):
         seconds = common.medians(common.interleave(subjects, rounds))
-    result = {
-        "chunk": n,
+    floor = common.floor(n, p, seconds["GEMM"])
+    result: dict[str, Any] = {
+        "block": n,
         "inducing": p,
         "threads": 1,
-        "median microseconds": {name: 1e6 * value for name, value in seconds.items()},
-        "floor of a chunk, microseconds": 1e6 * common.floor(n, p, seconds["GEMM"]),
+        "floor of a block, microseconds": 1e6 * floor,
+        "times the floor": {name: value / floor for name, value in seconds.items() if name != "GEMM"},
     }
     click.echo(result)
     common.write("primitives", result)

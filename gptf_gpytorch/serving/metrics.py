@@ -9,7 +9,7 @@ import torch
 
 from gptf_gpytorch.data.entries import TensorEntries
 from gptf_gpytorch.errors import DataError, DataWarning
-from gptf_gpytorch.likelihoods import log_Phi
+from gptf_gpytorch.likelihoods import log_predictive
 from gptf_gpytorch.serving.predictions import Predictions, predict
 from gptf_gpytorch.training.saved import FittedModel
 
@@ -47,13 +47,9 @@ def evaluate(fitted: FittedModel, entries: TensorEntries) -> dict[str, float]:
 
 def log_density(fitted: FittedModel, entries: TensorEntries, predictions: Predictions) -> Array:
     """The log predictive density of each entry `[n]`, in the user's units; accurate in the tails."""
-    y = entries.values.double()
+    y = fitted.scaling.scaled(entries.values)
     with torch.no_grad():
-        if fitted.binary:
-            m, v = predictions.latent
-            found = log_Phi((2.0 * y - 1.0) * m / (1.0 + v).sqrt())
-        else:
-            found = torch.distributions.Normal(predictions.mean, predictions.std).log_prob(y)
+        found = log_predictive(fitted.mll.likelihood, *predictions.latent, y) - math.log(fitted.scaling.spread)
     array: Array = found.numpy()
     return array
 

@@ -22,7 +22,7 @@ from gptf_gpytorch.data.readers import lines, read
 from gptf_gpytorch.data.readers.ids import IdColumn
 from gptf_gpytorch.data.readers.numbers import IndexColumn
 from gptf_gpytorch.data.readers.request import Chosen, Request, Source
-from gptf_gpytorch.data.readers.tables import parquet_files
+from gptf_gpytorch.data.readers.tables import open_stream, parquet_files
 from gptf_gpytorch.data.vocabulary import UnseenPolicy, check_unseen
 from gptf_gpytorch.errors import DataError, DataWarning, InputError
 from gptf_gpytorch.training.saved import FittedModel
@@ -180,12 +180,7 @@ def open_rows(fitted: FittedModel, source: Any, *, index_base: int | None = None
 
 
 def _tabled(fitted: FittedModel, table: Any, name: str, base: int) -> Rows:
-    try:
-        reader = pa.RecordBatchReader.from_stream(table)
-    except (pa.ArrowInvalid, pa.ArrowTypeError, TypeError, OverflowError) as error:
-        raise DataError(
-            f"Columns must each have one type. Got, in {name}: {' '.join(map(str, error.args))}."
-        ) from error
+    reader = open_stream(table, name)
     _check_columns(fitted, reader.schema.names, name)
     blocks = (block.slice(start, BATCH) for block in reader for start in range(0, block.num_rows, BATCH))
     return Rows(reader.schema, blocks, Source(name, lambda row: f"row {row} of {name}"), False, base)

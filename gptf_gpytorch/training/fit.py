@@ -22,7 +22,7 @@ from gptf_gpytorch.training.checkpoints import Checkpoints
 from gptf_gpytorch.training.config import TrainConfig
 from gptf_gpytorch.training.history import History
 from gptf_gpytorch.training.loop import Loop, Progress
-from gptf_gpytorch.training.objective import BoundObjective, Scaling, log_density
+from gptf_gpytorch.training.objective import BoundObjective, Scaling, mean_log_density
 from gptf_gpytorch.training.saved import FittedModel, build
 from gptf_gpytorch.training.signals import StopRequest
 from gptf_gpytorch.variational.elbo import CollapsedELBO
@@ -111,8 +111,8 @@ def fit(
     config = TrainConfig.of(options, "fit()") if config is None else config
     communicator = SingleProcess() if communicator is None else communicator
     watchers = [] if tracker is None else [tracker] if isinstance(tracker, Tracker) else list(tracker)
-    run = _Run(entries, config, communicator, Trackers(watchers if communicator.rank == 0 else []), output, resume)
-    run.value_name = value_name
+    speaks = Trackers(watchers if communicator.rank == 0 else [])
+    run = _Run(entries, config, communicator, speaks, output, resume, value_name)
     with run.checkpoints.lock() if run.keeps else nullcontext():
         try:
             return run.go()
@@ -130,6 +130,7 @@ class _Run:
         tracker: Tracker,
         output: str | Path | None,
         resume: bool,
+        value_name: str,
     ) -> None:
         if not len(entries):
             raise InputError("There must be entries to train on. Got none.")
@@ -140,7 +141,7 @@ class _Run:
         self.keeps = self.output is not None and communicator.rank == 0
         self.checkpoints = Checkpoints(Path() if self.output is None else self.output, config.keep)
         self.stop = StopRequest()
-        self.value_name = "value"
+        self.value_name = value_name
 
     def go(self) -> Result:
         config, communicator = self.config, self.communicator
@@ -168,7 +169,7 @@ class _Run:
                 config,
                 progress,
                 tracker=self.tracker,
-                held_out=None if share is None else lambda: log_density(mll, share, scaling),
+                held_out=None if share is None else lambda: mean_log_density(mll, share, scaling),
                 save=lambda now: self._save(mll, optimizer, now),
                 stop=self.stop,
             )

@@ -3,13 +3,13 @@
 import math
 from dataclasses import dataclass
 
-import gpytorch
 import torch
 from torch import Tensor
 
 from gptf_gpytorch.data.entries import TensorEntries
 from gptf_gpytorch.distributed.communicator import Communicator
 from gptf_gpytorch.errors import NumericalError
+from gptf_gpytorch.likelihoods import log_predictive
 from gptf_gpytorch.training.optimizers import Point
 from gptf_gpytorch.variational.elbo import CollapsedELBO
 from gptf_gpytorch.variational.prediction import marginals
@@ -87,17 +87,12 @@ def _gradient(parameter: Tensor) -> Tensor:
     return torch.zeros_like(parameter).reshape(-1) if parameter.grad is None else parameter.grad.detach().reshape(-1)
 
 
-def log_density(mll: CollapsedELBO, held_out: TensorEntries, scaling: Scaling) -> float:
+def mean_log_density(mll: CollapsedELBO, held_out: TensorEntries, scaling: Scaling) -> float:
     """The mean log predictive density of held-out entries of all workers, in the user's units. q(v) must be up to date."""
     q = marginals(mll.model, held_out.indices)
-    values = scaling.scaled(held_out.values)
     with torch.no_grad():
-        if isinstance(mll.likelihood, gpytorch.likelihoods.GaussianLikelihood):
-            spread = (q.variance.clamp(min=0.0) + mll.likelihood.noise.squeeze()).sqrt()
-            log_p = torch.distributions.Normal(q.mean, spread).log_prob(values) - math.log(scaling.spread)
-        else:
-            sign = 2.0 * values - 1.0
-            log_p = torch.special.log_ndtr(sign * q.mean / (1.0 + q.variance.clamp(min=0.0)).sqrt())
+        log_p = log_predictive(mll.likelihood, q.mean, q.variance.clamp(min=0.0), scaling.scaled(held_out.values))
+        log_p -= math.log(scaling.spread)
         sums = torch.stack([log_p.sum(), log_p.new_tensor(float(len(held_out)))])
         total, count = (float(number) for number in mll.communicator.sum(sums))
     return total / max(count, 1.0)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from gptf_gpytorch.errors import InputError, PrecisionWarning
+from gptf_gpytorch.likelihoods import check_labels
 
 
 def positive_integer(name: str, value: Any) -> int:
@@ -44,19 +45,8 @@ def targets(value: Any, n: int, batch_shape: torch.Size, *, binary: bool) -> Ten
         place = (~found.isfinite()).nonzero()[0].tolist()
         raise InputError(f"Targets must be finite. Got {float(found[tuple(place)])} at position {place[-1]}.")
     if binary:
-        labels(found)
+        check_labels(found)
     return found
-
-
-def labels(found: Tensor) -> None:
-    """Labels of the probit likelihood: 0 or 1."""
-    odd = (found != 0) & (found != 1)
-    if bool(odd.any()):
-        place = odd.nonzero()[0].tolist()
-        came = float(found[tuple(place)])
-        raise InputError(
-            f"Targets of the probit likelihood must be 0 or 1. Got {came:g} at position {place[-1] if place else 0}."
-        )
 
 
 def weights(value: Any, n: int, batch_shape: torch.Size) -> Tensor | None:

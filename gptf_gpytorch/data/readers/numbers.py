@@ -74,11 +74,12 @@ class NumberColumn:
         found = block.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False)
         self._refuse(~np.isfinite(found), "Values must be finite numbers.", found)
         if self.binary:
-            self._refuse((found != 0) & (found != 1), "Labels must be 0 or 1.", found)
+            self._refuse(found * found != found, "Labels must be 0 or 1.", found)
         if not self.negative:
             self._refuse(found < 0, "Weights must be at least 0.", found)
-        kept = found.astype(self.dtype)
-        self._refuse(~np.isfinite(kept), f"Values must be finite in {np.dtype(self.dtype)}.", found)
+        kept = found.astype(self.dtype, copy=False)
+        if kept is not found:
+            self._refuse(~np.isfinite(kept), f"Values must be finite in {np.dtype(self.dtype)}.", found)
         self.blocks.append(kept)
         self.count += len(block)
 

@@ -4,11 +4,15 @@ A string of at most 16 bytes, none of them NUL, is one or two 64-bit words, exac
 first, then zeros. So words compare as the strings do.
 """
 
-from typing import Any
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+
+from gptf_gpytorch.distributed import threads
 
 Array = np.ndarray[Any, Any]
 Words = list[Array]
@@ -136,11 +140,25 @@ def _merged(parts: list[Words]) -> tuple[list[Array], Words]:
 
 
 def _distinct(words: Array) -> Array:
-    """The distinct words, sorted. (``np.unique`` takes several times as long.)"""
-    ordered = np.sort(words)
+    """The distinct words, sorted, by all cores. (``np.unique`` takes several times as long.)"""
+    found = _everywhere(_once, words)
+    return found[0] if len(found) == 1 else _once(np.concatenate(found), "stable")  # which merges what is sorted
+
+
+def _once(words: Array, kind: Literal["quicksort", "stable"] = "quicksort") -> Array:
+    ordered = np.sort(words, kind=kind)
     new = np.ones(len(ordered), dtype=bool)
     np.not_equal(ordered[1:], ordered[:-1], out=new[1:])
     return np.asarray(ordered[new])
+
+
+def _everywhere(job: Callable[[Array], Array], words: Array) -> list[Array]:
+    """A job on equal parts of the words, one for each core."""
+    count = threads.available() if len(words) > 2**20 else 1
+    if count == 1:
+        return [job(words)]
+    with ThreadPoolExecutor(count) as pool:
+        return list(pool.map(job, np.array_split(words, count)))
 
 
 def _places(found: Array, words: Array, turn: int = 0) -> Array:
@@ -152,13 +170,17 @@ def _places(found: Array, words: Array, turn: int = 0) -> Array:
     slots, members = (found * odd) >> shift, np.arange(len(found), dtype=np.int32)
     table = np.zeros(1 << (64 - int(shift)), dtype=np.int32)
     table[slots] = members
-    places, missed = np.empty(len(words), dtype=np.int32), []
-    for start in range(0, len(words), 2**16):  # so that what is between fits into a cache
-        part = words[start : start + 2**16]
-        guess = table[(part * odd) >> shift]
-        places[start : start + 2**16] = guess
-        missed.append(np.flatnonzero(found[guess] != part) + start)
-    rows = np.concatenate(missed)
+
+    def guesses(words: Array) -> Array:
+        places = np.empty(len(words), dtype=np.int32)
+        for start in range(0, len(words), 2**16):  # so that what is between fits into a cache
+            part = words[start : start + 2**16]
+            guess = table[(part * odd) >> shift]
+            places[start : start + 2**16] = np.where(found[guess] == part, guess, np.int32(-1))
+        return places
+
+    places = np.concatenate(_everywhere(guesses, words))
+    rows = np.flatnonzero(places < 0)
     if len(rows):
         lost = np.flatnonzero(table[slots] != members)
         places[rows] = lost[_places(found[lost], words[rows], turn + 1)]

@@ -24,14 +24,19 @@ def read_table(table: Any, request: Request) -> TensorEntries:
     kind = type(table).__name__
     name = f"the {kind}" if "frame" in kind.lower() else f"the {type(table).__module__.partition('.')[0]} {kind}"
     source = Source(name, lambda row: f"row {row} of {name}")
+    reader = open_stream(table, name)
+    chosen = request.choose(reader.schema.names, source, left_out=_index_columns(reader.schema))
+    return collect((block.select(list(chosen.all)) for block in reader), request, chosen, source)
+
+
+def open_stream(table: Any, name: str) -> pa.RecordBatchReader:
+    """The blocks of a table in memory, or an error that names it."""
     try:
-        reader = pa.RecordBatchReader.from_stream(table)
+        return pa.RecordBatchReader.from_stream(table)
     except (pa.ArrowInvalid, pa.ArrowTypeError, TypeError, OverflowError) as error:
         raise DataError(
             f"Columns must each have one type. Got, in {name}: {' '.join(map(str, error.args))}."
         ) from error
-    chosen = request.choose(reader.schema.names, source, left_out=_index_columns(reader.schema))
-    return collect((block.select(list(chosen.all)) for block in reader), request, chosen, source)
 
 
 class Parquet:

@@ -16,6 +16,7 @@ from gptf_gpytorch.data.readers.collect import collect
 from gptf_gpytorch.data.readers.request import Chosen, Request, Source
 from gptf_gpytorch.errors import DataError
 
+_SEGMENT = 2**26  # bytes of a file that are read together
 _REFUSED = (pa.ArrowInvalid, pa.ArrowKeyError, OSError, EOFError, UnicodeDecodeError)
 
 
@@ -34,16 +35,14 @@ def read_separated(path: Path, request: Request, delimiter: str, columns: Sequen
     chosen = request.choose(names, source)
 
     def blocks(newlines: bool) -> Iterator[pa.RecordBatch]:
-        reader = pyarrow.csv.open_csv(
-            path,
-            read_options=pyarrow.csv.ReadOptions(
-                block_size=lines.LONGEST_LINE, column_names=None if header else names, use_threads=True
-            ),
-            parse_options=pyarrow.csv.ParseOptions(delimiter=delimiter, newlines_in_values=newlines),
-            convert_options=_types(request, chosen),
-        )
-        with reader:
-            yield from reader
+        parse = pyarrow.csv.ParseOptions(delimiter=delimiter, newlines_in_values=newlines)
+        convert = _types(request, chosen)
+        if newlines or lines.compressed(path):  # one block after the other
+            options = pyarrow.csv.ReadOptions(block_size=lines.LONGEST_LINE, column_names=None if header else names)
+            with pyarrow.csv.open_csv(path, options, parse, convert) as reader:
+                yield from reader
+        else:
+            yield from _segments(path, names, header, parse, convert)
 
     return _collected(blocks, records, names, request, chosen, source, skip=int(header))
 
@@ -97,6 +96,31 @@ def _collected(
         # Raises for what is wrong. If nothing is, a column that is not read may hold newlines: once more, with care.
         lines.examine(records(), names, chosen, request, source, skip)
     raise DataError(f"{source.name} must be text in columns. Got: {refused}")
+
+
+def _segments(
+    path: Path,
+    names: Sequence[str],
+    header: bool,
+    parse: pyarrow.csv.ParseOptions,
+    convert: pyarrow.csv.ConvertOptions,
+) -> Iterator[pa.RecordBatch]:
+    """The blocks of a file whose records each end with a line, many at a time: Arrow's stream would use one core."""
+    with pa.memory_map(str(path)) as file:
+        start, size = 0, file.size()
+        while start < size:
+            file.seek(start)
+            segment = file.read_buffer(_SEGMENT)
+            if start + len(segment) < size:
+                end = segment.slice(max(len(segment) - lines.LONGEST_LINE, 0))
+                whole = len(segment) - len(end) + end.to_pybytes().rfind(b"\n") + 1
+                if whole <= len(segment) - len(end):
+                    raise pa.ArrowInvalid("a line is too long")
+                segment = segment.slice(0, whole)
+            named = None if header and not start else names
+            options = pyarrow.csv.ReadOptions(block_size=lines.LONGEST_LINE, column_names=named)
+            yield from pyarrow.csv.read_csv(pa.BufferReader(segment), options, parse, convert).to_batches()
+            start += len(segment)
 
 
 def _types(request: Request, chosen: Chosen) -> pyarrow.csv.ConvertOptions:
