@@ -108,7 +108,8 @@ def test_unseen_ids_follow_the_policy(data: Path, runs: Path, tmp_path: Path) ->
     gptf("predict", runs / "ratings", new, "--output", target, "--fold-in", few)
     folded = rows_of(target)
     assert float(folded[1]["mean"]) > float(rows[1]["mean"]), "the new user's values are high"
-    assert folded[0]["mean"] == rows[0]["mean"]
+    # A product's last digits depend on how many entries are predicted together.
+    assert float(folded[0]["mean"]) == pytest.approx(float(rows[0]["mean"]), rel=1e-12)
 
 
 def test_recommend_ranks_and_leaves_out_what_was_seen(data: Path, runs: Path) -> None:

@@ -68,11 +68,13 @@ class CellKeys:
         return np.unique(np.concatenate(found))
 
     def _position(self, array: Keys, group: list[int]) -> Keys:
-        position = np.zeros(len(array), dtype=np.int64)
-        for mode in group:
-            position *= self.shape[mode]
-            position += array[:, mode]
-        return position
+        positions = np.zeros(len(array), dtype=np.int64)
+        for start in range(0, len(array), 2**15):  # whose rows stay in a cache from one mode to the next
+            position, rows = positions[start : start + 2**15], array[start : start + 2**15]
+            for mode in group:
+                position *= self.shape[mode]
+                position += rows[:, mode]
+        return positions
 
 
 def contains(keys: Keys, wanted: Keys) -> np.ndarray[Any, np.dtype[np.bool_]]:

@@ -36,11 +36,12 @@ def resolve(
     if policy == "keep" or len(entries) < 2:
         return entries
     mask = entries.known.numpy() if entries.unseen == "prior" else None
-    keys = CellKeys(entries.shape).of(entries.indices if mask is None else entries[mask].indices)
-    ordered = np.sort(keys)
-    if not (ordered[1:] == ordered[:-1]).any():
+    cells = entries.indices if mask is None else entries[mask].indices
+    keys = CellKeys(entries.shape).of(cells)
+    keys.sort()
+    if not (keys[1:] == keys[:-1]).any():
         return entries
-    del ordered
+    keys = CellKeys(entries.shape).of(cells)
     known = np.arange(len(entries)) if mask is None else np.flatnonzero(mask)
     if policy == "error":
         raise DataError(_complaint(entries, known, keys, where or (lambda row: f"row {row}")))

@@ -15,7 +15,9 @@ from gptf_gpytorch.errors import DataError
 
 Array = np.ndarray[Any, Any]
 LONGEST_ID = 2**16
-_WAITING = 2**27  # bytes of a column that wait to be encoded together
+# Bytes of a column that wait to be encoded together: few, so that their memory is used again soon, but many more than
+# the distinct ids, which each time are merged.
+_LEAST, _MOST, _MORE = 2**24, 2**27, 8
 
 
 class IdColumn:
@@ -63,7 +65,7 @@ class IdColumn:
 
     def _take(self, block: pa.Array) -> None:
         if self.packing is None:
-            self.packing = pa.types.is_string(block.type) and pc.count_distinct(block).as_py() > len(block) / 8
+            self.packing = pa.types.is_string(block.type) and pc.count_distinct(block).as_py() > len(block) / 4
         if self.packing and packing.packs(block):
             if self.packer is None:
                 self._encode()
@@ -73,7 +75,8 @@ class IdColumn:
         if self.packer or (self.waiting and self.waiting[0].type != block.type):
             self._encode()
         self.waiting.append(block)
-        if sum(part.nbytes for part in self.waiting) > _WAITING:
+        known = 0 if self.distinct is None else self.distinct.nbytes
+        if sum(part.nbytes for part in self.waiting) > min(max(_LEAST, _MORE * known), _MOST):
             self._encode()
 
     def _encode(self) -> None:
@@ -109,7 +112,7 @@ class IdColumn:
         self._encode()
         if self.distinct is None:
             return np.empty(0, dtype=np.int32), Vocabulary([])
-        codes, self.codes = np.concatenate(self.codes), []
+        codes, self.codes = self.codes[0] if len(self.codes) == 1 else np.concatenate(self.codes), []
         if not self.text:
             codes = self._drop_unused(codes)
         ids = self._typed(self.distinct, codes)
@@ -118,7 +121,8 @@ class IdColumn:
         order = pc.array_sort_indices(ids)
         rank = np.empty(len(ids), dtype=np.int32)
         rank[order.to_numpy()] = np.arange(len(ids), dtype=np.int32)
-        return rank[codes], Vocabulary.trusted(ids.take(order))
+        rows = codes if codes.flags.writeable else np.empty_like(codes)  # fresh memory takes longer than the work
+        return np.take(rank, codes, out=rows, mode="clip"), Vocabulary.trusted(ids.take(order))
 
     def _drop_unused(self, codes: Array) -> Array:
         """Leave out categories of a table that no row has."""

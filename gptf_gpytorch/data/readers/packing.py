@@ -48,6 +48,8 @@ def pack(block: pa.Array) -> Words:
     text = np.zeros(high - low + 16, dtype=np.uint8)  # so that a word may start at the end
     text[: high - low] = data[low:high]
     lengths = np.diff(ends)
+    if len(lengths) and lengths.min() == lengths.max() > 0:
+        return _pack_equal(text, len(lengths), int(lengths[0]))
     starts = ends[:-1].astype(np.intp)
     starts -= low
     # Every eight bytes of the text, wherever they start, without a copy.
@@ -58,6 +60,15 @@ def pack(block: pa.Array) -> Words:
         word &= masks[lengths]
         words.append(word)
         starts += np.minimum(lengths, 8)
+    return words
+
+
+def _pack_equal(text: Array, count: int, length: int) -> Words:
+    """The words of strings of one length, as hashes have: they need not be looked for."""
+    words = []
+    for at, masks in zip(range(0, length, 8), _MASKS, strict=False):
+        word = np.lib.stride_tricks.as_strided(text[at : at + 8].view("<u8"), shape=(count,), strides=(length,))
+        words.append(word.byteswap() & masks[length])
     return words
 
 
@@ -141,7 +152,7 @@ def _merged(parts: list[Words]) -> tuple[list[Array], Words]:
 
 def _distinct(words: Array) -> Array:
     """The distinct words, sorted, by all cores. (``np.unique`` takes several times as long.)"""
-    found = _everywhere(_once, words)
+    found = _everywhere(lambda rows: _once(words[rows.start : rows.stop]), len(words))
     return found[0] if len(found) == 1 else _once(np.concatenate(found), "stable")  # which merges what is sorted
 
 
@@ -152,13 +163,14 @@ def _once(words: Array, kind: Literal["quicksort", "stable"] = "quicksort") -> A
     return np.asarray(ordered[new])
 
 
-def _everywhere(job: Callable[[Array], Array], words: Array) -> list[Array]:
-    """A job on equal parts of the words, one for each core."""
-    count = threads.available() if len(words) > 2**20 else 1
+def _everywhere(job: Callable[[range], Array], rows: int) -> list[Array]:
+    """A job on equal parts of the rows, one for each core."""
+    count = threads.available() if rows > 2**20 else 1
+    parts = [range(part * rows // count, (part + 1) * rows // count) for part in range(count)]
     if count == 1:
-        return [job(words)]
+        return [job(parts[0])]
     with ThreadPoolExecutor(count) as pool:
-        return list(pool.map(job, np.array_split(words, count)))
+        return list(pool.map(job, parts))
 
 
 def _places(found: Array, words: Array, turn: int = 0) -> Array:
@@ -171,16 +183,18 @@ def _places(found: Array, words: Array, turn: int = 0) -> Array:
     table = np.zeros(1 << (64 - int(shift)), dtype=np.int32)
     table[slots] = members
 
-    def guesses(words: Array) -> Array:
-        places = np.empty(len(words), dtype=np.int32)
-        for start in range(0, len(words), 2**16):  # so that what is between fits into a cache
-            part = words[start : start + 2**16]
-            guess = table[(part * odd) >> shift]
-            places[start : start + 2**16] = np.where(found[guess] == part, guess, np.int32(-1))
-        return places
+    places = np.empty(len(words), dtype=np.int32)
 
-    places = np.concatenate(_everywhere(guesses, words))
-    rows = np.flatnonzero(places < 0)
+    def guess(rows: range) -> Array:
+        missed = [np.empty(0, dtype=np.intp)]
+        for start in range(rows.start, rows.stop, 2**15):  # so that what is between fits into a cache
+            part = words[start : min(start + 2**15, rows.stop)]
+            guess = table[(part * odd) >> shift]
+            places[start : start + len(part)] = guess
+            missed.append(np.flatnonzero(found[guess] != part) + start)
+        return np.concatenate(missed)
+
+    rows = np.concatenate(_everywhere(guess, len(words)))
     if len(rows):
         lost = np.flatnonzero(table[slots] != members)
         places[rows] = lost[_places(found[lost], words[rows], turn + 1)]
