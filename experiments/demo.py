@@ -8,7 +8,9 @@ python experiments/demo.py [--output runs/demo] [--rank 3]
 
 import csv
 import math
+import os
 import shutil
+import sys
 from pathlib import Path
 
 import click
@@ -81,7 +83,8 @@ def main(output: Path, rank: int, max_iterations: int) -> None:
     console.print(
         f"model:   {output / 'run' / 'model'}", f"figures: {figures}", sep="\n", highlight=False, soft_wrap=True
     )
-    console.print(f"next:    gptf explain {output / 'run'} --near receptors=IgG1", highlight=False, soft_wrap=True)
+    command = os.path.relpath(Path(sys.executable).with_name("gptf"))
+    console.print(f"next:    {command} explain {output / 'run'} --near receptors=IgG1", highlight=False, soft_wrap=True)
 
 
 def _write(path: Path, tensor: Array, mask: Array, names: list[list[str]]) -> None:
