@@ -40,7 +40,7 @@ horovod: $(HOROVOD) ## build (once, into the user cache), install and prove Horo
 	$(VENV)/bin/horovodrun -np 2 --gloo $(PYTHON_BIN) tests/distributed/allreduce.py
 
 .PHONY: bench
-bench: $(INSTALLED) ## time the bound against its peers and the GEMM floor; writes experiments/results
+bench: $(INSTALLED) $(HOROVOD) ## time the bound against its peers and the GEMM floor; writes experiments/results
 	$(PYTHON_BIN) experiments/benchmarks/evaluation.py
 	$(PYTHON_BIN) experiments/benchmarks/prediction.py
 	$(PYTHON_BIN) experiments/benchmarks/training.py
@@ -49,11 +49,13 @@ bench: $(INSTALLED) ## time the bound against its peers and the GEMM floor; writ
 	$(PYTHON_BIN) experiments/benchmarks/sweep.py
 	$(PYTHON_BIN) experiments/benchmarks/scaling.py
 	$(PYTHON_BIN) experiments/benchmarks/reading.py
+	$(PYTHON_BIN) experiments/benchmarks/workers.py
+	$(PYTHON_BIN) experiments/benchmarks/key_value.py
 
 .PHONY: plots
 plots: $(INSTALLED) ## draw experiments/results/figures from the JSON that make bench wrote
 	$(PYTHON_BIN) experiments/plots/benchmarks.py
-	$(PYTHON_BIN) experiments/plots/tables.py README.md
+	$(PYTHON_BIN) experiments/plots/tables.py README.md docs/scaling.md
 
 .PHONY: lock
 lock: $(INSTALLED) $(HOROVOD) ## write what the environment holds now to constraints.txt

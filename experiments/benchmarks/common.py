@@ -45,7 +45,7 @@ def problem(
     torch.manual_seed(0)
     model = GPTF(shape=shape, rank=rank, num_inducing=p)
     likelihood = ProbitLikelihood() if binary else gpytorch.likelihoods.GaussianLikelihood()
-    mll = CollapsedELBO(likelihood, model, num_data=len(y), **options)
+    mll = CollapsedELBO(likelihood, model, **{"num_data": len(y), **options})
     initialize(mll, indices, y)
     return mll
 
