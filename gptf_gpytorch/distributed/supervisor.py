@@ -1,8 +1,8 @@
 """A process between ``horovodrun`` and a worker, so that the worker is asked to stop before it is stopped.
 
 To end a job, ``horovodrun`` sends SIGTERM to the *children* of the process it started, gives them five seconds, and then
-freezes and kills that process. It expects a shell there. But a shell that runs one command becomes that command, the
-worker has no children, and it is frozen at once, without a chance to write a checkpoint.
+freezes and kills that process. It expects a shell there. But where /bin/sh is a shell that becomes the one command it runs
+(bash), the worker has no children, and is frozen at once, without a chance to write a checkpoint.
 """
 
 import ctypes
