@@ -115,7 +115,9 @@ def test_bad_data_on_one_worker_is_the_same_error_on_all(tmp_path: Path) -> None
     frame = clicks()
     frame.loc[77, "value"] = np.inf
     path = write(tmp_path / "parts", frame, [50])
-    assert errors(3, path).startswith("Worker 2: Values must be finite numbers. Got inf in column 'value' at row 27 of ")
+    assert errors(3, path).startswith(
+        "Worker 2: Values must be finite numbers. Got inf in column 'value' at row 27 of "
+    )
     assert "part-001.parquet" in errors(2, path)
 
 
