@@ -18,7 +18,7 @@ optimisers, checkpoints); ``serving`` (predictions, recommendations, new entitie
 """
 
 from gptf_gpytorch.data import TensorEntries, Vocabulary, read
-from gptf_gpytorch.distributed.communicator import Communicator, SingleProcess
+from gptf_gpytorch.distributed.communicator import Communicator, HorovodCommunicator, SingleProcess
 from gptf_gpytorch.errors import (
     CheckpointError,
     CholeskyError,
@@ -33,6 +33,7 @@ from gptf_gpytorch.errors import (
     NumericalError,
     PrecisionWarning,
     StalePosteriorError,
+    WorkerError,
 )
 from gptf_gpytorch.factors import LatentFactors
 from gptf_gpytorch.initialization import initialize, restart
@@ -64,6 +65,7 @@ __all__ = [
     "FactorRBFKernel",
     "FittedModel",
     "GPTFError",
+    "HorovodCommunicator",
     "InputError",
     "InterruptedRunError",
     "JitterWarning",
@@ -80,6 +82,7 @@ __all__ = [
     "Tracker",
     "TrainConfig",
     "Vocabulary",
+    "WorkerError",
     "__version__",
     "fit",
     "initialize",

@@ -14,7 +14,9 @@ import click
 from gptf_gpytorch import health, options
 from gptf_gpytorch.data import TensorEntries, read
 from gptf_gpytorch.data.entries import MANIFEST
-from gptf_gpytorch.distributed import communicator, threads
+from gptf_gpytorch.distributed import communicator, supervisor, threads
+from gptf_gpytorch.distributed.verdicts import together
+from gptf_gpytorch.distributed.watchdog import TIMEOUT
 from gptf_gpytorch.errors import GPTFError, InterruptedRunError
 from gptf_gpytorch.serving.explain import neighbours, relevance
 from gptf_gpytorch.serving.fold_in import fold_in
@@ -40,18 +42,26 @@ class _Group(click.Group):
     def invoke(self, ctx: click.Context) -> Any:
         try:
             with warnings.catch_warnings():
-                warnings.showwarning = lambda message, *_, **__: click.echo(f"Note: {message}", err=True)
+                warnings.showwarning = lambda message, *_, **__: _say(ctx, f"Note: {message}")
                 return super().invoke(ctx)
         except InterruptedRunError as stopped:
-            click.echo(str(stopped), err=True)
+            _say(ctx, str(stopped))
             if ctx.obj.get("resume"):
-                click.echo(f"Resume: {ctx.obj['resume']}", err=True)
+                _say(ctx, f"Resume: {ctx.obj['resume']}")
+            if "workers" in ctx.obj:
+                ctx.obj["workers"].close()  # nobody leaves before worker 0 has written and spoken
             ctx.exit(128 + (stopped.signal or signal.SIGINT))
         except (GPTFError, OSError) as error:
             if ctx.params.get("debug"):
                 raise
             click.echo(f"Error: {' '.join(str(error).split())}", err=True)
             ctx.exit(1)
+
+
+def _say(ctx: click.Context, text: str) -> None:
+    """Print a line, on one worker."""
+    if "workers" not in ctx.obj or ctx.obj["workers"].rank == 0:
+        click.echo(text, err=True)
 
 
 @click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})
@@ -64,12 +74,19 @@ def main(ctx: click.Context, debug: bool) -> None:
 
 
 @main.command()
-@click.argument("data", type=_FILE)
+@click.argument("data", type=_FOLDER)
 @click.option("--output", type=_FOLDER, help="The run's folder: checkpoints, and the model at the end.")
 @click.option("--resume", is_flag=True, help="Go on from the last checkpoint in --output.")
-@click.option("--config", "config_file", type=_FILE, help="A TOML file with the same names; flags win.")
+@click.option("--config", "config_file", type=_FOLDER, help="A TOML file with the same names; flags win.")
 @click.option("--track", type=click.Choice(["none", "mlflow"]), default="none", show_default=True)
 @click.option("--quiet", is_flag=True, help="Print nothing.")
+@click.option(
+    "--timeout",
+    type=click.FloatRange(min=0, min_open=True),
+    default=TIMEOUT,
+    show_default=True,
+    help="Seconds that workers wait for one of them before the job ends.",
+)
 @options.columns
 @options.flags
 @click.pass_context
@@ -82,6 +99,7 @@ def train(
     config_file: Path | None,
     track: str,
     quiet: bool,
+    timeout: float,
     value: str,
     modes: str | None,
     duplicates: Any,
@@ -91,24 +109,34 @@ def train(
 
     Example: gptf train clicks.csv --likelihood probit --rank 5 --balance --output runs/clicks
     """
-    changes = {name: flag for name, flag in flags.items() if flag is not None}
-    config = TrainConfig.of(changes) if config_file is None else TrainConfig.read(config_file, **changes)
     if track == "mlflow":
         raise click.UsageError("--track mlflow is not there yet.")
+    changes = {name: flag for name, flag in flags.items() if flag is not None}
     arguments = [argument for argument in sys.argv[1:] if argument != "--resume"]
-    ctx.obj["resume"] = shlex.join(["gptf", *arguments, "--resume"]) if output else None
-    entries = _entries(data, value, modes, duplicates, binary=config.likelihood == "probit")
+    if communicator.started_by_horovodrun():
+        supervisor.go_on_in_child()
+    workers = ctx.obj["workers"] = communicator.current(timeout)
+
+    def prepare() -> tuple[TrainConfig, TensorEntries]:
+        config = TrainConfig.of(changes) if config_file is None else TrainConfig.read(config_file, **changes)
+        return config, _entries(data, value, modes, duplicates, binary=config.likelihood == "probit")
+
+    config, entries = together(workers, prepare)
+    launcher = f"horovodrun -np {workers.size} " if workers.size > 1 else ""
+    ctx.obj["resume"] = f"{launcher}{shlex.join(['gptf', *arguments, '--resume'])}" if output else None
     fit(
         entries,
         config,
+        communicator=workers,
         tracker=None if quiet else ProgressPrinter(),
         output=output,
         resume=resume,
         value_name=value,
     )
     if output is not None and not quiet:
-        click.echo(f"model: {output / 'model'}", err=True)
-        click.echo(f"next: gptf evaluate {shlex.quote(str(output))} TEST.csv", err=True)
+        _say(ctx, f"model: {output / 'model'}")
+        _say(ctx, f"next: gptf evaluate {shlex.quote(str(output))} TEST.csv")
+    workers.close()
 
 
 def _entries(data: Path, value: str, modes: str | None, duplicates: Any, *, binary: bool) -> TensorEntries:

@@ -36,6 +36,10 @@ class InterruptedRunError(GPTFError):
         self.signal = signal
 
 
+class WorkerError(GPTFError, RuntimeError):
+    """Another worker of the job is gone, or failed in a way that this package does not foresee."""
+
+
 class DeferredPosteriorError(GPTFError, RuntimeError):
     """In training mode a model returns its inputs, not moments; `CollapsedELBO` turns them into a bound."""
 

@@ -36,8 +36,8 @@ def initialize(
     outputscale becomes the mean square of the targets around the mean function, and the noise half of it; for labels
     the outputscale becomes 1. Lengthscales, and whatever needs no gradient, stay as they are.
 
-    Deterministic in ``seed``. With several workers a collective: worker 0's entries choose the inducing points, all
-    entries the scales, and all workers end with the same numbers.
+    Deterministic in ``seed``. With several workers a collective: the entries of the first one that has the most choose the
+    inducing points, all entries the scales, and all workers end with that worker's parameters.
 
     :param inputs: this worker's indices `[n, K]`, or plain inputs `[n, D]`.
     :param target: their values `[n]`.
@@ -61,16 +61,28 @@ def initialize(
             for table in factors.weights:
                 if table.requires_grad:
                     table.copy_(scale * torch.randn(table.shape, generator=generator, dtype=table.dtype))
-        centres = torch.zeros_like(points)
-        if mll.communicator.rank == 0:
-            if not len(shard):
-                raise InputError("Worker 0 must hold entries: they choose the inducing points. Got none.")
+        communicator = mll.communicator
+        counts = torch.zeros(communicator.size, dtype=torch.int64)
+        counts[communicator.rank] = len(shard)
+        counts = communicator.sum(counts)
+        if not int(counts.sum()):
+            raise InputError("There must be entries to start from. Got none.")
+        root = int(counts.argmax())
+        if communicator.rank == root:
             chosen = torch.randperm(len(shard), generator=generator)[:_SAMPLE]
             sample = inputs[chosen.to(inputs.device)].to(points.device)
             x = sample.to(points) if factors is None else factors(sample)
-            centres.copy_(_centres(x, len(points), seed))
-        points.copy_(mll.communicator.broadcast(centres))
+            points.copy_(_centres(x, len(points), seed))
+        _broadcast(mll, root)
         _set_scales(mll, shard)
+
+
+def _broadcast(mll: CollapsedELBO, root: int) -> None:
+    """Worker ``root``'s parameters, as one vector."""
+    parameters = list(mll.parameters())
+    flat = mll.communicator.broadcast(torch.cat([parameter.detach().reshape(-1) for parameter in parameters]), root)
+    for parameter, part in zip(parameters, flat.split([p.numel() for p in parameters]), strict=True):
+        parameter.copy_(part.view_as(parameter))
 
 
 def _set_scales(mll: CollapsedELBO, shard: EntryShard) -> None:

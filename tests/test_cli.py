@@ -140,7 +140,7 @@ def test_explain_and_inspect(runs: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [
-        (["train", "{data}/none.csv"], 2, "does not exist"),
+        (["train", "{data}/none.csv"], 1, "must exist"),
         (["train", "{data}/ratings.csv", "--rank", "x"], 2, "one number, or one for each mode"),
         (["train", "{data}/ratings.csv", "--rank", "2,2"], 1, "rank"),
         (["train", "{data}/ratings.csv", "--inducing", "0"], 1, "inducing must be a whole number from 1 on. Got 0"),

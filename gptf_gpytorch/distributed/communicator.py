@@ -2,14 +2,18 @@
 
 import importlib
 import importlib.metadata
+import os
 import shlex
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
 
+from gptf_gpytorch.distributed.watchdog import TIMEOUT, Rendezvous, Watchdog
+from gptf_gpytorch.errors import InputError, WorkerError
 from gptf_gpytorch.health import Fact
 
 _BUILD = shlex.join([sys.executable, "-m", "gptf_gpytorch.distributed.build_horovod"])
@@ -18,8 +22,10 @@ _BUILD = shlex.join([sys.executable, "-m", "gptf_gpytorch.distributed.build_horo
 class Communicator(ABC):
     """The workers of one job, as this worker sees them: who it is, and what it can do together with the others.
 
-    Every method but the properties is a collective: all workers call it, in the same order.
+    ``sum``, ``broadcast`` and what is made of them are collectives: all workers call them, in the same order.
     """
+
+    _wish: Callable[[], int] | None = None
 
     @property
     @abstractmethod
@@ -51,6 +57,35 @@ class Communicator(ABC):
             found.append(self.broadcast(buffer, root).numpy().tobytes() if length else b"")
         return found
 
+    def broadcast_bytes(self, payload: bytes, root: int = 0) -> bytes:
+        """Worker ``root``'s payload, on every worker; what the others pass is not looked at."""
+        length = int(self.broadcast(torch.tensor([len(payload)]), root))
+        buffer = torch.zeros(length, dtype=torch.uint8)
+        if root == self.rank and length:
+            buffer = torch.frombuffer(bytearray(payload), dtype=torch.uint8)
+        return self.broadcast(buffer, root).numpy().tobytes() if length else b""
+
+    @contextmanager
+    def asking(self, wish: Callable[[], int]) -> Iterator[None]:
+        """While the block runs, this worker's slot in the first payload of every evaluation says what ``wish`` returns.
+
+        Anything but 0 makes all workers leave that evaluation (:class:`~gptf_gpytorch.distributed.slots.StopRequest`).
+        """
+        self._wish = wish
+        try:
+            yield
+        finally:
+            self._wish = None
+
+    @property
+    def wish(self) -> int:
+        """What this worker asks of all now; 0 is nothing."""
+        return 0 if self._wish is None else self._wish()
+
+    def close(self) -> None:
+        """Leave the job, when all workers have come to this point."""
+        self.sum(torch.zeros(1))
+
 
 class SingleProcess(Communicator):
     """One worker: every sum is already complete."""
@@ -72,6 +107,86 @@ class SingleProcess(Communicator):
     def broadcast(self, tensor: Tensor, root: int = 0) -> Tensor:
         """The tensor itself."""
         return tensor
+
+
+class HorovodCommunicator(Communicator):
+    """The workers that ``horovodrun`` started. Horovod is imported and initialised here, and nowhere else.
+
+    :param timeout: seconds that a collective may wait for a worker; then the job ends on every worker with an error that
+        names the one that did not come. It must be longer than the slowest worker's map of its entries.
+
+    Example::
+
+        communicator = HorovodCommunicator()  # in a script that was started by horovodrun
+        mine = entries.shard(communicator.rank, communicator.size)
+
+    """
+
+    def __init__(self, timeout: float = TIMEOUT) -> None:
+        if not timeout > 0:
+            raise InputError(f"timeout must be greater than 0 seconds. Got {timeout!r}.")
+        rendezvous = Rendezvous.of_environment()
+        try:
+            self._hvd = importlib.import_module("horovod.torch")
+        except ImportError as error:
+            raise InputError(
+                f"A job that horovodrun started needs Horovod on every worker. Got: {error}. Build it with {_BUILD}"
+            ) from error
+        self._hvd.init()
+        self._rank, self._size = int(self._hvd.rank()), int(self._hvd.size())
+        self._watchdog = Watchdog(rendezvous, self._rank, self._size, timeout)
+
+    @property
+    def rank(self) -> int:
+        """This worker's number."""
+        return self._rank
+
+    @property
+    def size(self) -> int:
+        """What ``horovodrun -np`` said."""
+        return self._size
+
+    def sum(self, tensor: Tensor) -> Tensor:
+        """One allreduce of the tensor as a flat vector. Every element is added up on one worker, and so the same on all."""
+        flat = tensor.detach().reshape(-1).contiguous()
+        name = f"sum of {flat.numel()} {flat.dtype}"
+        found = self._run(name, lambda: self._hvd.allreduce_async(flat, op=self._hvd.Sum, name=name))
+        return found.view(tensor.shape)
+
+    def broadcast(self, tensor: Tensor, root: int = 0) -> Tensor:
+        """One broadcast."""
+        flat = tensor.detach().reshape(-1).contiguous()
+        name = f"broadcast of {flat.numel()} {flat.dtype} from worker {root}"
+        return self._run(name, lambda: self._hvd.broadcast_async(flat, root, name=name)).view(tensor.shape)
+
+    def _run(self, name: str, start: Callable[[], int]) -> Tensor:
+        with self._watchdog.collective(name):
+            try:
+                found: Tensor = self._hvd.synchronize(start())
+            except RuntimeError as error:  # Horovod's is HorovodInternalError: a connection broke
+                raise WorkerError(
+                    f"All workers must stay in the job. Got: {self._watchdog.missing() or error}"
+                ) from error
+        return found
+
+    def close(self) -> None:
+        """Wait for all workers, then leave Horovod."""
+        super().close()
+        self._watchdog.stop()
+        self._hvd.shutdown()
+
+
+def current(timeout: float = TIMEOUT) -> Communicator:
+    """The workers of the job that this process belongs to: ``horovodrun``'s, or this process alone.
+
+    :param timeout: see :class:`HorovodCommunicator`.
+    """
+    return HorovodCommunicator(timeout) if started_by_horovodrun() else SingleProcess()
+
+
+def started_by_horovodrun() -> bool:
+    """Whether this process is a worker of a job."""
+    return "HOROVOD_RANK" in os.environ and "HOROVOD_SIZE" in os.environ
 
 
 def describe() -> Iterator[Fact]:

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from gptf_gpytorch.distributed import slots
 from gptf_gpytorch.distributed.communicator import Communicator
 from gptf_gpytorch.distributed.threads import split
 
@@ -19,7 +20,7 @@ class Shard(Protocol):
         """The tensors that the entries' inputs x are gathered from, as far as they may need a gradient."""
 
     def chunks(self) -> Sequence[Any]:
-        """The same chunks in the same order at every call."""
+        """The same chunks in the same order at every call; ``rows`` of each is a slice of the shard's entries."""
 
 
 class Summation(Protocol):
@@ -55,9 +56,23 @@ class ChunkMap(Summation, Protocol):
 
 
 def total(map_chunks: Summation, shard: Shard, communicator: Communicator) -> tuple[Tensor, ...]:
-    """The sum of ``map_chunks`` over all chunks of all workers, without a gradient: one collective."""
+    """The sum of ``map_chunks`` over all chunks of all workers, without a gradient: one collective.
+
+    Every worker's slot travels with it: numbers that are not finite, and a wish to stop, are errors on all workers.
+    """
     with torch.no_grad():
-        return _reduce(_add_up(split(map_chunks.total, shard.chunks(), map_chunks.threaded)), communicator)
+        chunks = shard.chunks()
+        mine = _add_up(split(map_chunks.total, chunks, map_chunks.threaded))
+        bad = (
+            None if _finite(mine) else next((c.rows for c in chunks if not _finite(map_chunks.total([c]))), slice(0, 0))
+        )
+        *sums, said = _reduce([*mine, slots.fill(communicator, mine[0], bad)], communicator)
+    slots.check(said)
+    return tuple(sums)
+
+
+def _finite(tensors: Sequence[Tensor]) -> bool:
+    return all(bool(tensor.isfinite().all()) for tensor in tensors)
 
 
 def sharded_sum(map_chunks: ChunkMap, shard: Shard, communicator: Communicator) -> tuple[Tensor, ...]:

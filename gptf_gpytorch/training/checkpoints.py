@@ -18,6 +18,8 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from gptf_gpytorch.data.storage import digest, new_folder
+from gptf_gpytorch.distributed.communicator import Communicator
+from gptf_gpytorch.distributed.verdicts import together
 from gptf_gpytorch.errors import CheckpointError, GPTFError
 
 FORMAT, VERSION = "gptf_gpytorch checkpoint", 1
@@ -161,6 +163,16 @@ class Checkpoints:
                 if step == steps[0]:
                     raise
         raise AssertionError
+
+    def share_last(self, communicator: Communicator) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """What :meth:`load_last` finds on worker 0, on every worker; the others need not see the folder. A collective."""
+        found = together(communicator, lambda: self.load_last() if communicator.rank == 0 else None)
+        if communicator.size == 1 and found is not None:
+            return found
+        tensors, run = ({}, {}) if found is None else found
+        state = communicator.broadcast_bytes(safetensors.torch.save(tensors))
+        run = json.loads(communicator.broadcast_bytes(json.dumps(run).encode()))
+        return {name: tensor.clone() for name, tensor in safetensors.torch.load(state).items()}, run
 
     def _path(self, step: int) -> Path:
         return self.folder / f"step-{step:08d}"

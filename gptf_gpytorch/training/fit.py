@@ -3,7 +3,7 @@
 import hashlib
 import math
 from collections.abc import Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from torch import Tensor
 from gptf_gpytorch.data.entries import TensorEntries
 from gptf_gpytorch.data.sampling import balance
 from gptf_gpytorch.distributed.communicator import Communicator, SingleProcess
+from gptf_gpytorch.distributed.verdicts import agree, together
 from gptf_gpytorch.errors import CheckpointError, InputError, InterruptedRunError
 from gptf_gpytorch.initialization import initialize, restart
 from gptf_gpytorch.tracking.tracker import Tracker, Trackers
@@ -26,6 +27,7 @@ from gptf_gpytorch.training.objective import BoundObjective, Scaling, mean_log_d
 from gptf_gpytorch.training.saved import FittedModel, build
 from gptf_gpytorch.training.signals import StopRequest
 from gptf_gpytorch.variational.elbo import CollapsedELBO
+from gptf_gpytorch.version import __version__
 
 # Steps after which the best of several starts is chosen.
 _SCREENING = 20
@@ -113,7 +115,8 @@ def fit(
     watchers = [] if tracker is None else [tracker] if isinstance(tracker, Tracker) else list(tracker)
     speaks = Trackers(watchers if communicator.rank == 0 else [])
     run = _Run(entries, config, communicator, speaks, output, resume, value_name)
-    with run.checkpoints.lock() if run.keeps else nullcontext():
+    with ExitStack() as held:
+        together(communicator, lambda: run.hold(held))
         try:
             return run.go()
         except BaseException as error:
@@ -143,15 +146,22 @@ class _Run:
         self.stop = StopRequest()
         self.value_name = value_name
 
-    def go(self) -> Result:
-        config, communicator = self.config, self.communicator
-        if self.keeps and self.checkpoints.steps() and not self.resume:
+    def hold(self, held: ExitStack) -> None:
+        """Take the folder, on the worker that writes."""
+        if not self.keeps:
+            return
+        held.enter_context(self.checkpoints.lock())
+        if self.checkpoints.steps() and not self.resume:
             raise CheckpointError(
                 f"A new run needs a folder without checkpoints. Got {self.output}, which holds step "
                 f"{self.checkpoints.steps()[-1]}: resume it, or choose another folder."
             )
-        train, held_out = _hold_out(self._balanced(), config)
+
+    def go(self) -> Result:
+        config, communicator = self.config, self.communicator
         self.digest = _digest(self.entries)
+        agree(communicator, self._fingerprint())
+        train, held_out = _hold_out(self._balanced(), config)
         gaussian = config.likelihood == "gaussian"
         mine = train.shard(communicator.rank, communicator.size)
         scaling = Scaling.fitted(mine.values, communicator) if gaussian and config.standardize else Scaling()
@@ -171,6 +181,7 @@ class _Run:
                 tracker=self.tracker,
                 held_out=None if share is None else lambda: mean_log_density(mll, share, scaling),
                 save=lambda now: self._save(mll, optimizer, now),
+                save_together=lambda now: together(communicator, lambda: self._save(mll, optimizer, now)),
                 stop=self.stop,
             )
             try:
@@ -190,11 +201,27 @@ class _Run:
             history=progress.history,
         )
         result = Result(fitted, reason, progress.history, progress.seconds)
-        if self.keeps and self.output is not None:
-            self._save(mll, optimizer, progress)
-            fitted.save(self.output / "model")
+        together(communicator, lambda: self._finish(fitted, optimizer, progress))
         self.tracker.finish(result.summary)
         return result
+
+    def _finish(self, fitted: FittedModel, optimizer: optimizers.Optimizer, progress: Progress) -> None:
+        if self.keeps and self.output is not None:
+            self._save(fitted.mll, optimizer, progress)
+            fitted.save(self.output / "model")
+
+    def _fingerprint(self) -> dict[str, Any]:
+        """What must be the same on all workers for them to take the same steps."""
+        return {
+            "the version of gptf_gpytorch": __version__,
+            "the version of torch": torch.__version__,
+            **self.config.to_dict(),
+            "resume": self.resume,
+            "whether there is an output folder": self.output is not None,
+            "the shape of the tensor": self.entries.shape,
+            "the number of entries": len(self.entries),
+            "the SHA-256 of the entries": self.digest,
+        }
 
     def _balanced(self) -> TensorEntries:
         if not self.config.balance:
@@ -236,7 +263,7 @@ class _Run:
         self.checkpoints.save(progress.iteration, tensors, run)
 
     def _resumed(self, mll: CollapsedELBO, optimizer: optimizers.Optimizer) -> Progress:
-        tensors, run = self.checkpoints.load_last()
+        tensors, run = self.checkpoints.share_last(self.communicator)
         before, now = run["config"], self.config.to_dict()
         pairs = {name: (before.get(name), value) for name, value in now.items() if name not in _MAY_CHANGE}
         pairs |= {"shape": (run["shape"], list(self.entries.shape)), "data": (run["data"], self.digest)}

@@ -11,7 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gptf_gpytorch.errors import InterruptedRunError, JitterWarning, NumericalError
+from gptf_gpytorch.distributed import slots
+from gptf_gpytorch.distributed.verdicts import share
+from gptf_gpytorch.errors import CheckpointError, InterruptedRunError, JitterWarning, NumericalError
 from gptf_gpytorch.tracking.tracker import Tracker
 from gptf_gpytorch.training.config import TrainConfig
 from gptf_gpytorch.training.history import History, Step
@@ -23,10 +25,6 @@ from gptf_gpytorch.training.signals import StopRequest
 _ROLLBACKS = 5
 # The bound is compared with that of so many steps ago.
 _WINDOW = 10
-
-
-class _StopNowError(Exception):
-    """Leaves an evaluation that nobody waits for any more."""
 
 
 @dataclass
@@ -79,7 +77,8 @@ class Loop:
     """Takes the steps of a run.
 
     :param held_out: the score of the held-out entries at the present q(v), or None if there are none.
-    :param save: writes a checkpoint.
+    :param save: writes a checkpoint; on one worker only, so that it may fail there only.
+    :param save_together: writes a checkpoint when all workers know that they do.
     """
 
     def __init__(
@@ -92,28 +91,35 @@ class Loop:
         tracker: Tracker,
         held_out: Callable[[], float] | None = None,
         save: Callable[[Progress], None] = lambda progress: None,
+        save_together: Callable[[Progress], None] = lambda progress: None,
         stop: StopRequest | None = None,
     ) -> None:
         self.objective, self.optimizer, self.config, self.progress = objective, optimizer, config, progress
-        self.tracker, self.held_out, self.save = tracker, held_out, save
+        self.tracker, self.held_out, self.save, self.save_together = tracker, held_out, save, save_together
         self.stop = StopRequest() if stop is None else stop
+        self._communicator = objective.mll.communicator
+        # What all workers were asked for, and by whom; why this one could not save.
+        self._asked: slots.StopRequest | None = None
+        self._failure: CheckpointError | None = None
+        self._deadline = math.inf
         self._buffers: dict[str, Tensor] = {}
 
     def run(self) -> str:
         """Step until a criterion is met; the reason in words. q(v) is not brought up to date."""
         started, before = time.monotonic(), self.progress.seconds
         saved, reason = started, None
+        self._deadline = started + self.config.max_seconds - before
         self._remember_buffers()
         while reason is None:
             evaluations, since = self.objective.evaluations, time.monotonic()
             moved = self._step()
             self.progress.seconds = before + time.monotonic() - started
-            if moved:
+            if moved and self._asked is None:
                 spent = (self.objective.evaluations - evaluations) / max(time.monotonic() - since, 1e-9)
                 self._record(spent * len(self.objective.values))
             reason = self._verdict(moved)
             if reason is None and time.monotonic() - saved >= self.config.checkpoint_seconds:
-                self.save(self.progress)
+                self._save()
                 saved = time.monotonic()
         return reason
 
@@ -124,17 +130,18 @@ class Loop:
         progress, memory, failures = self.progress, copy.copy(self.optimizer.__dict__), self.objective.failures
         jitter = self._jitter
         try:
-            with warnings.catch_warnings():
+            with warnings.catch_warnings(), self._communicator.asking(self._wish):
                 warnings.simplefilter("ignore", JitterWarning)  # said once, below
-                found = self.optimizer.step(self._evaluate, progress.point)
+                found = self.optimizer.step(self.objective, progress.point)
             if found is None and self.objective.failures > failures:
                 raise NumericalError("The bound was no number at any step that was tried.")
-        except (NumericalError, _StopNowError) as error:
+        except (NumericalError, slots.StopRequest) as error:
             self.optimizer.__dict__.update(memory)
             self._restore_buffers()
-            if isinstance(error, _StopNowError):
-                return True
-            self._roll_back(error)
+            if isinstance(error, slots.StopRequest):
+                self._asked = error
+            else:
+                self._roll_back(error)
             return True
         if found is None:
             return False
@@ -148,10 +155,20 @@ class Loop:
         self._remember_buffers()
         return True
 
-    def _evaluate(self, x: Tensor) -> Point:
-        if self.stop.signal is not None and self.objective.mll.communicator.size == 1:
-            raise _StopNowError
-        return self.objective(x)
+    def _wish(self) -> int:
+        """What this worker's clock, signals and disk ask of all."""
+        if self._failure is not None:
+            return slots.FAILED
+        if self.stop.signal is not None:
+            return self.stop.signal
+        return slots.TIME_IS_OVER if time.monotonic() >= self._deadline else 0
+
+    def _save(self) -> None:
+        """Write a checkpoint by this worker's clock; all hear of a failure in the next evaluation."""
+        try:
+            self.save(self.progress)
+        except CheckpointError as error:
+            self._failure = error
 
     def _roll_back(self, error: NumericalError) -> None:
         """Go back to the last good state with more jitter, or give up."""
@@ -198,17 +215,10 @@ class Loop:
     def _verdict(self, moved: bool) -> str | None:
         """Why to stop, from numbers that all workers share."""
         config, progress = self.config, self.progress
-        mine = torch.tensor([float(self.stop.signal or 0), float(progress.seconds >= config.max_seconds)])
-        signals, late = self.objective.mll.communicator.sum(mine.double()).tolist()
-        if signals:
-            self.save(progress)
-            raise InterruptedRunError(
-                f"Stopped by a signal after step {progress.iteration}.", int(self.stop.signal or signals)
-            )
+        if self._asked is not None:
+            return self._answer(self._asked)
         if progress.iteration >= config.max_iterations:
             return f"{config.max_iterations} steps were taken"
-        if late:
-            return f"{config.max_seconds:g} seconds were over"
         if not moved:
             return "no step makes the bound larger"
         if float(progress.point.gradient.abs().max()) <= config.gradient_tolerance:
@@ -219,6 +229,16 @@ class Loop:
         if config.patience and progress.iteration - progress.best_iteration >= config.patience:
             return f"the held-out entries became no more likely in {config.patience} steps"
         return None
+
+    def _answer(self, asked: slots.StopRequest) -> str:
+        """Do what a worker asked all for, together."""
+        if asked.wish == slots.TIME_IS_OVER:
+            return f"{self.config.max_seconds:g} seconds were over"
+        if asked.wish == slots.FAILED:
+            raise share(self._communicator, self._failure, asked.worker) from self._failure
+        self.save_together(self.progress)
+        whose = f" to worker {asked.worker}" if self._communicator.size > 1 else ""
+        raise InterruptedRunError(f"Stopped by a signal{whose} after step {self.progress.iteration}.", asked.wish)
 
     @property
     def _jitter(self) -> float:

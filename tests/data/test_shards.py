@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from workers import ThreadCommunicator, Workers
 
-from gptf_gpytorch import DataError, InputError, SingleProcess, TensorEntries, Vocabulary, read
+from gptf_gpytorch import DataError, InputError, SingleProcess, TensorEntries, Vocabulary, WorkerError, read
 from gptf_gpytorch.data import read_shard
 from gptf_gpytorch.data.readers import shards, tables
 
@@ -102,7 +102,7 @@ def test_any_folder_on_any_number_of_workers(size: int, n: int, rows: int, seed:
 
 def errors(size: int, path: Path, **options: object) -> list[str]:
     def job(communicator: ThreadCommunicator) -> tuple[type, str]:
-        with pytest.raises(InputError) as caught:
+        with pytest.raises((InputError, WorkerError)) as caught:
             read_shard(path, communicator, **options)
         return type(caught.value), str(caught.value)
 
@@ -115,7 +115,9 @@ def test_bad_data_on_one_worker_is_the_same_error_on_all(tmp_path: Path) -> None
     frame = clicks()
     frame.loc[77, "value"] = np.inf
     path = write(tmp_path / "parts", frame, [50])
-    assert errors(3, path).startswith("Values must be finite numbers. Got inf in column 'value' at row 27 of ")
+    assert errors(3, path).startswith(
+        "Worker 2: Values must be finite numbers. Got inf in column 'value' at row 27 of "
+    )
     assert "part-001.parquet" in errors(2, path)
 
 
@@ -180,7 +182,7 @@ def test_an_unexpected_failure_is_not_waited_for(tmp_path: Path, monkeypatch: py
         raise MemoryError("no memory")
 
     monkeypatch.setattr(tables.Parquet, "blocks", broken)
-    assert "MemoryError while reading: no memory" in errors(2, path)
+    assert "MemoryError: no memory" in errors(2, path)
 
 
 def test_a_folder_without_parquet(tmp_path: Path) -> None:

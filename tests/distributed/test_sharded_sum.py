@@ -44,11 +44,11 @@ def test_workers_agree_with_one_process_and_bitwise_with_each_other(either: Smal
 
 
 def test_exactly_two_collectives_of_known_length(gaussian: Small) -> None:
-    """One sums the statistics, one sums one dense gradient: no keys, no rows, nothing else."""
+    """One sums the statistics with three numbers a worker, one sums one dense gradient: no keys, no rows, nothing else."""
     lengths = Workers(2).run(lambda comm: (evaluate(gaussian, SPLITS["equal"][comm.rank], comm), comm.lengths)[1])
     p = len(gaussian.B)
     parameters = sum(parameter.numel() for parameter in gaussian.model.parameters())
-    assert lengths == [[p * p + p + 4, parameters]] * 2
+    assert lengths == [[p * p + p + 4 + 2 * 3, parameters]] * 2
 
 
 def test_a_probit_evaluation_adds_one_collective_a_pass(probit: Small) -> None:

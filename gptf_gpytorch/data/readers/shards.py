@@ -4,10 +4,9 @@ Whatever a worker finds wrong is told to all before anyone goes on, so that all 
 """
 
 import json
-from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -21,9 +20,9 @@ from gptf_gpytorch.data.readers.request import Request, Source
 from gptf_gpytorch.data.readers.tables import Parquet
 from gptf_gpytorch.data.vocabulary import Vocabulary
 from gptf_gpytorch.distributed.communicator import Communicator
+from gptf_gpytorch.distributed.verdicts import together
 from gptf_gpytorch.errors import DataError, InputError
 
-T = TypeVar("T")
 _ROUND = 2**23  # cells of all workers that are compared at once
 
 
@@ -62,22 +61,6 @@ def read_shard(path: str | Path, communicator: Communicator, **options: Any) -> 
     if communicator.rank == 0:
         note_single(entries, str(path))
     return entries
-
-
-def together(communicator: Communicator, step: Callable[[], T]) -> T:
-    """The result of a step that every worker takes; if it fails on any of them, all raise the first one's error."""
-    result, verdict = None, b""
-    try:
-        result = step()
-    except InputError as error:
-        verdict = json.dumps([isinstance(error, DataError), str(error)]).encode()
-    except Exception as error:  # the others must not wait for a worker that is gone
-        verdict = json.dumps([False, f"{type(error).__name__} while reading: {error}"]).encode()
-    for found in communicator.gather_bytes(verdict):
-        if found:
-            about_data, message = json.loads(found)
-            raise DataError(message) if about_data else InputError(message)
-    return result  # type: ignore[return-value]
 
 
 def _request(options: dict[str, Any]) -> Request:

@@ -1,0 +1,185 @@
+"""Ends a job in which a worker hangs, is stopped, or calls another collective, and says which worker it is.
+
+Horovod waits for such a worker without end. Here every worker has a thread that looks at how long its own collective has
+been waiting. When that is too long it raises an alarm in the key-value store of ``horovodrun``'s rendezvous, which all
+workers can reach and which costs nothing before that moment. All threads that can answer do so: which collective their
+worker waits in, or what it does instead. After a grace period all of them read the answers, come to the same verdict,
+print it, and end their processes.
+"""
+
+import http.client
+import json
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+from gptf_gpytorch.errors import InputError
+
+#: Seconds that a collective may wait for a worker, if nothing else is said.
+TIMEOUT = 600.0
+#: The exit code of a worker that the watchdog ends.
+EXIT_CODE = 70
+# Seconds between two looks, and from the alarm to the verdict; the time to answer grows with the number of workers.
+_TICK, _GRACE = 0.25, 2.0
+_WORKERS_A_TICK = 64
+
+
+class Rendezvous:
+    """The key-value store of ``horovodrun``: HTTP, without authentication, so nothing in it is believed but for a message."""
+
+    def __init__(self, host: str, port: int, scope: str = "gptf") -> None:
+        self.host, self.port, self.scope = host, port, scope
+
+    @classmethod
+    def of_environment(cls) -> "Rendezvous":
+        """The one that ``horovodrun`` tells its workers of."""
+        host, port = (os.environ.get(f"HOROVOD_GLOO_RENDEZVOUS_{name}", "") for name in ("ADDR", "PORT"))
+        if not host or not port.isdecimal():
+            raise InputError("Workers must be started by horovodrun with the Gloo controller. Got no rendezvous.")
+        return cls(host, int(port))
+
+    def put(self, key: str, value: dict[str, Any]) -> None:
+        """Store a value for all workers to read."""
+        self._request("PUT", key, json.dumps(value).encode())
+
+    def get(self, key: str) -> dict[str, Any] | None:
+        """The value, None if there is none yet."""
+        found = self._request("GET", key)
+        with suppress(ValueError):
+            value = json.loads(found) if found else None
+            return value if isinstance(value, dict) else None
+        return None
+
+    def _request(self, method: str, key: str, body: bytes | None = None) -> bytes:
+        connection = http.client.HTTPConnection(self.host, self.port, timeout=_GRACE)
+        try:
+            connection.request(method, f"/{self.scope}/{key}", body)
+            answer = connection.getresponse()
+            content = answer.read()
+            return content if answer.status == http.HTTPStatus.OK else b""
+        finally:
+            connection.close()
+
+
+class Watchdog:
+    """Watches this worker's collectives.
+
+    :param timeout: seconds that one may wait.
+    :param end: what is done with the verdict, once it is printed.
+    """
+
+    def __init__(
+        self, rendezvous: Rendezvous, rank: int, size: int, timeout: float, end: Callable[[int], None] = os._exit
+    ) -> None:
+        self.rendezvous, self.rank, self.size, self.timeout, self._end = rendezvous, rank, size, timeout, end
+        # The number of the collective that this worker waits in, or will call next; its name while it waits.
+        self._number, self._name, self._since = 0, "", time.monotonic()
+        self._answered, self._stopped, self._main = -1, threading.Event(), threading.main_thread().ident
+        self._tick = _TICK * max(1.0, size / _WORKERS_A_TICK)
+        self._grace = _GRACE * max(1.0, size / _WORKERS_A_TICK)
+        with suppress(OSError):  # who this worker is, should it be unable to answer later
+            rendezvous.put(f"worker-{rank}", {"pid": os.getpid(), "host": socket.gethostname()})
+        threading.Thread(target=self._watch, name="gptf-watchdog", daemon=True).start()
+
+    @contextmanager
+    def collective(self, name: str) -> Iterator[None]:
+        """Around a collective."""
+        self._since, self._name = time.monotonic(), name
+        try:
+            yield
+        finally:
+            self._name, self._since, self._number = "", time.monotonic(), self._number + 1
+
+    def stop(self) -> None:
+        """No longer watch."""
+        self._stopped.set()
+
+    def _watch(self) -> None:
+        while not self._stopped.wait(self._tick):
+            number, waited = self._number, time.monotonic() - self._since
+            # All workers left the last collective at about the same time, so that all look up in time for an alarm.
+            if waited < min(self.timeout / 2, self.timeout - 2 * self._tick):
+                continue
+            try:
+                if self._name and waited >= self.timeout and self._answered != number:
+                    self.rendezvous.put(f"alarm-{number}", {"worker": self.rank})
+                if self._answered != number and self.rendezvous.get(f"alarm-{number}") is None:
+                    continue
+                verdict, culprits = self._inquire()
+            except OSError as error:
+                if waited < self.timeout:
+                    continue
+                verdict, culprits = f"horovodrun does not answer any more ({error}).", []
+            if verdict is None and waited >= 2 * self.timeout and self._name:
+                verdict = f"all workers wait in it ({self._name}): the network between them does not work."
+            if verdict is not None and self._number == number and not self._stopped.is_set():
+                self._finish(number, verdict, culprits)
+
+    def missing(self) -> str | None:
+        """Who does not wait in the collective that this worker is in; None if all do, or if nobody can be asked."""
+        with suppress(OSError):
+            return self._inquire()[0]
+        return None
+
+    def _inquire(self) -> tuple[str | None, list[int]]:
+        """Answer the alarm, and say which workers do not wait where the first one that waits does."""
+        number = self._number
+        self.rendezvous.put(f"alarm-{number}", {"worker": self.rank})
+        self.rendezvous.put(f"answer-{number}-{self.rank}", {"name": self._name, "where": self._where()})
+        self._answered = number
+        if self._stopped.wait(self._grace) or self._number != number:
+            return None, []
+        answers = [self.rendezvous.get(f"answer-{number}-{rank}") for rank in range(self.size)]
+        waiting = [str(answer["name"]) for answer in answers if answer and answer.get("name")]
+        culprits = [rank for rank, answer in enumerate(answers) if not answer or answer.get("name") not in waiting[:1]]
+        if not waiting or not culprits or self._number != number:
+            return None, []
+        reasons = " ".join(self._reason(rank, answers[rank]) for rank in culprits[:5])
+        more = f" And {len(culprits) - 5} more." if len(culprits) > 5 else ""
+        return f"others wait in a {waiting[0]}, but {reasons}{more}", culprits
+
+    def _reason(self, rank: int, answer: dict[str, Any] | None) -> str:
+        who = self.rendezvous.get(f"worker-{rank}") or {}
+        name = f"worker {rank} (process {who.get('pid', '?')} on {who.get('host', '?')})"
+        if answer is None:
+            return f"{name} does not answer: it is stopped, dead or unreachable."
+        if answer.get("name"):
+            return f"{name} called another one, a {answer['name']}."
+        return f"{name} does something else, at {answer.get('where', '?')}."
+
+    def _where(self) -> str:
+        """The line that the main thread is at."""
+        frame = sys._current_frames().get(self._main or 0)
+        return "?" if frame is None else f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"
+
+    def _finish(self, number: int, verdict: str, culprits: list[int]) -> None:
+        print(  # noqa: T201
+            f"Error: All workers must join a collective within {self.timeout:g} s. In collective {number}, {verdict}",
+            file=sys.stderr,
+            flush=True,
+        )
+        for rank in culprits:
+            self._kill(rank)
+        self._end(EXIT_CODE)
+
+    def _kill(self, rank: int) -> None:
+        """End a worker on this machine that cannot end itself: horovodrun would take five more seconds."""
+        with suppress(OSError):
+            who = self.rendezvous.get(f"worker-{rank}") or {}
+            pid = who.get("pid")
+            if rank != self.rank and who.get("host") == socket.gethostname() and isinstance(pid, int) and _sibling(pid):
+                os.kill(pid, signal.SIGKILL)
+
+
+def _sibling(pid: int) -> bool:
+    """Whether a process belongs to this job: it was told the same rendezvous. A pid in an open store proves nothing."""
+    names = [f"HOROVOD_GLOO_RENDEZVOUS_{name}" for name in ("ADDR", "PORT")]
+    with open(f"/proc/{pid}/environ", "rb") as file:
+        theirs = set(file.read().split(b"\0"))
+    return all(f"{name}={os.environ.get(name)}".encode() in theirs for name in names)

@@ -1,0 +1,21 @@
+"""Run by horovodrun: workers that sum without end, until one of them does what the first argument says."""
+
+import sys
+import time
+
+import torch
+
+from gptf_gpytorch.distributed.communicator import HorovodCommunicator
+
+fault = sys.argv[1]
+communicator = HorovodCommunicator(timeout=3.0)
+for step in range(10**6):
+    communicator.sum(torch.ones(3, dtype=torch.float64))
+    if step == 3 and communicator.rank == 0:
+        print("under way", flush=True)
+    if step == 50 and communicator.rank == 1:
+        if fault == "hang":
+            time.sleep(600)
+        elif fault == "other":
+            communicator.broadcast(torch.zeros(7), root=1)
+    time.sleep(0.01)

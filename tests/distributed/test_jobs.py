@@ -1,0 +1,146 @@
+"""Real jobs: training in lockstep, errors on all workers, signals, and a watchdog that ends what hangs."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from jobs import GPTF, HERE, Job, errors, results
+
+pytest.importorskip("horovod", reason="Horovod is not installed: make horovod (Python 3.11)")
+pytestmark = pytest.mark.timeout(300)
+ENDLESS = ["--inducing", 10, "--rank", 2, "--max-iterations", 10**6, "--tolerance", 0, "--gradient-tolerance", 0]
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    generator = torch.Generator().manual_seed(0)
+    folder = tmp_path_factory.mktemp("data")
+    cells = torch.cartesian_prod(torch.arange(12), torch.arange(10), torch.arange(8))
+    noise = torch.randn(len(cells), generator=generator)
+    rows = [
+        f"u{a},{b},{c},{a * b % 7 - c + e:.6f}" for (a, b, c), e in zip(cells.tolist(), noise.tolist(), strict=True)
+    ]
+    (folder / "ratings.csv").write_text("\n".join(["user,item,day,value", *rows]) + "\n")
+    return folder / "ratings.csv"
+
+
+@pytest.fixture(scope="module")
+def reports(tmp_path_factory: pytest.TempPathFactory) -> dict[int, dict[str, Any]]:
+    folder = tmp_path_factory.mktemp("fits")
+    (folder / "file").write_text("")
+    found = results(Job(2, sys.executable, HERE / "fits.py", folder).finish())
+    assert (folder / "worker-0").exists()
+    assert not (folder / "worker-1").exists(), "only worker 0 writes"
+    return found
+
+
+def test_every_optimiser_is_in_lockstep(reports: dict[int, dict[str, Any]]) -> None:
+    for name in ("gd", "adam", "lbfgs", "fewer entries than workers", "whole", "time"):
+        assert reports[0][name] == reports[1][name], name
+    assert reports[0]["time"][2] == "0.5 seconds were over"
+
+
+def test_resumed_workers_that_do_not_see_the_folder_end_at_the_same_bits(reports: dict[int, dict[str, Any]]) -> None:
+    for rank in range(2):
+        assert reports[rank]["resumed"] == reports[0]["whole"]
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        (
+            "seed",
+            r"InputError: All workers must run the same job: seed must be 0, as on worker 0\. Got 1 on worker 1\.",
+        ),
+        ("data", r"InputError: .*the number of entries must be 72, as on worker 0\. Got 71 on worker 1"),
+        ("again", r"CheckpointError: Worker 0: A new run needs a folder without checkpoints"),
+        ("lock", r"CheckpointError: Worker 0: The output folder must be writable"),
+        ("nan", r"NumericalError: .*Got NaN or infinity in entries \d+ to \d+ of worker 1's shard"),
+        ("disk", r"CheckpointError: Worker 0: The checkpoint must fit and be writable"),
+        ("one fails", r"WorkerError: Worker 1: MemoryError: no memory"),
+    ],
+)
+def test_an_error_on_one_worker_is_the_same_on_all(reports: dict[int, dict[str, Any]], name: str, message: str) -> None:
+    assert re.match(message, reports[0][name]), reports[0][name]
+    assert reports[1][name] == reports[0][name]
+
+
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        ("hang", r"worker 1 \(process \d+ on .*\) does something else, at faulty\.py:\d+"),
+        ("stop", r"worker 1 \(process \d+ on .*\) does not answer: it is stopped, dead or unreachable"),
+        ("other", r"worker 1 \(process \d+ on .*\) called another one, a broadcast of 7 torch.float32 from worker 1"),
+    ],
+)
+def test_a_worker_that_does_not_come_ends_the_job(fault: str, message: str) -> None:
+    job = Job(2, sys.executable, HERE / "faulty.py", fault)
+    job.wait_for("under way")
+    if fault == "stop":
+        os.kill(job.worker(1), signal.SIGSTOP)
+    began = time.monotonic()
+    text = job.finish(code=1, seconds=20)
+    assert time.monotonic() - began < 3.0 + 5.0 + 1.5, "timeout, five seconds, and the steps before"
+    found = errors(text)
+    assert re.search(message, found[0]), text
+    if fault != "stop":
+        assert found.get(1, found[0]) == found[0]
+
+
+@pytest.mark.parametrize("target", ["worker", "horovodrun"])
+def test_a_signal_is_answered_by_all_with_one_checkpoint(data: Path, tmp_path: Path, target: str) -> None:
+    command = [GPTF, "train", data, *ENDLESS, "--output", tmp_path / "run"]
+    job = Job(2, *command)
+    job.wait_for("step 10 ")
+    began = time.monotonic()
+    os.kill(job.worker(1) if target == "worker" else job.launcher.pid, signal.SIGTERM)
+    text = job.finish(code=1)
+    assert time.monotonic() - began < 10.0
+    assert text.count("Resume: horovodrun -np 2 gptf train ") == 1, text
+    assert re.search(r"\[0\]<stderr>:Stopped by a signal to worker \d after step \d+\.", text), text
+    if target == "worker":
+        step = int(re.search(r"after step (\d+)\.", text)[1])
+        more = [*command, "--resume", "--max-iterations", step + 3]
+        text = Job(2, *more).finish()
+        assert f"done after {step + 3} steps" in text
+        assert not re.search(r"^\[1\]<std", text, re.M), "only worker 0 prints"
+
+
+def test_a_bad_file_on_one_worker_is_one_line_on_all(data: Path, tmp_path: Path) -> None:
+    lines = data.read_text().splitlines()
+    for rank, value in enumerate(("1.0", "oops")):
+        (tmp_path / f"part{rank}.csv").write_text("\n".join([*lines[:20], f"u1,1,99,{value}"]) + "\n")
+    job = Job(2, "sh", "-c", f"'{GPTF}' train part$HOROVOD_RANK.csv --inducing 5", cwd=tmp_path)
+    text = job.finish(code=1)
+    found = errors(text)
+    assert found[0] == found[1], text
+    assert "Worker 1: " in found[0]
+    assert "oops" in found[0]
+    assert "part1.csv" in found[0]
+    assert not re.search(r"^\[\d\]<stderr>:Traceback", text, re.M)
+
+
+def test_the_script_for_horovod_users(data: Path) -> None:
+    script = HERE.parents[1] / "experiments" / "train_horovod.py"
+    alone = subprocess.run(
+        [sys.executable, script, data, "20"], capture_output=True, text=True, check=True, timeout=120
+    )
+    text = Job(2, sys.executable, script, data, 20).finish()
+    bounds = [re.findall(r"step 10  bound (\S+)", out) for out in (alone.stdout, text)]
+    assert len(bounds[0]) == len(bounds[1]) == 1, "only worker 0 prints"
+    assert float(bounds[0][0]) == pytest.approx(float(bounds[1][0]), abs=0.2), "another start, the same problem"
+    assert "on 2 worker(s)" in text
+
+
+def test_nothing_secret_is_printed_or_shown(data: Path) -> None:
+    """horovodrun puts every variable of its environment on the workers' command lines: that is why the docs warn."""
+    readme = (HERE.parents[1] / "README.md").read_text()
+    assert "unauthenticated" in readme
+    assert "private network" in readme
