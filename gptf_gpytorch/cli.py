@@ -2,7 +2,9 @@
 
 import json
 import math
+import os
 import shlex
+import shutil
 import signal
 import sys
 import warnings
@@ -17,7 +19,7 @@ from gptf_gpytorch.data.entries import MANIFEST
 from gptf_gpytorch.distributed import communicator, supervisor, threads
 from gptf_gpytorch.distributed.verdicts import together
 from gptf_gpytorch.distributed.watchdog import TIMEOUT
-from gptf_gpytorch.errors import GPTFError, InterruptedRunError
+from gptf_gpytorch.errors import GPTFError, InputError, InterruptedRunError
 from gptf_gpytorch.serving.explain import neighbours, relevance
 from gptf_gpytorch.serving.fold_in import fold_in
 from gptf_gpytorch.serving.metrics import evaluate as measure
@@ -25,6 +27,7 @@ from gptf_gpytorch.serving.reading import read_entries
 from gptf_gpytorch.serving.recommend import recommend as rank_candidates
 from gptf_gpytorch.serving.tables import write_predictions
 from gptf_gpytorch.tracking import mlflow_tracker
+from gptf_gpytorch.training.checkpoints import Checkpoints
 from gptf_gpytorch.training.config import TrainConfig
 from gptf_gpytorch.training.fit import fit
 from gptf_gpytorch.training.progress import ProgressPrinter
@@ -46,11 +49,14 @@ class _Group(click.Group):
                 return super().invoke(ctx)
         except InterruptedRunError as stopped:
             _say(ctx, str(stopped))
-            if ctx.obj.get("resume"):
+            if ctx.obj.get("resume") and Checkpoints(ctx.obj["output"]).steps():
                 _say(ctx, f"Resume: {ctx.obj['resume']}")
             if "workers" in ctx.obj:
                 ctx.obj["workers"].close()  # nobody leaves before worker 0 has written and spoken
             ctx.exit(128 + (stopped.signal or signal.SIGINT))
+        except KeyboardInterrupt:
+            _say(ctx, "Stopped at once, without a checkpoint of this moment.")
+            ctx.exit(128 + signal.SIGINT)
         except (GPTFError, OSError) as error:
             if ctx.params.get("debug"):
                 raise
@@ -112,18 +118,23 @@ def train(
     if track == "mlflow":
         raise click.UsageError("--track mlflow is not there yet.")
     changes = {name: flag for name, flag in flags.items() if flag is not None}
+    if resume and output is None:
+        raise click.UsageError("--resume goes on in the folder that --output names. Got no --output.")
+    try:
+        config = TrainConfig.of(changes) if config_file is None else TrainConfig.read(config_file, **changes)
+    except InputError as error:
+        raise click.UsageError(str(error)) from error
     arguments = [argument for argument in sys.argv[1:] if argument != "--resume"]
     if communicator.started_by_horovodrun():
         supervisor.go_on_in_child()
     workers = ctx.obj["workers"] = communicator.current(timeout)
 
-    def prepare() -> tuple[TrainConfig, TensorEntries]:
-        config = TrainConfig.of(changes) if config_file is None else TrainConfig.read(config_file, **changes)
-        return config, _entries(data, value, modes, duplicates, binary=config.likelihood == "probit")
-
-    config, entries = together(workers, prepare)
+    binary = config.likelihood == "probit"
+    entries = together(workers, lambda: _entries(data, value, modes, duplicates, binary=binary))
     launcher = f"horovodrun -np {workers.size} " if workers.size > 1 else ""
-    ctx.obj["resume"] = f"{launcher}{shlex.join(['gptf', *arguments, '--resume'])}" if output else None
+    command = os.path.relpath(sys.argv[0]) if os.sep in sys.argv[0] and not shutil.which("gptf") else "gptf"
+    ctx.obj["resume"] = f"{launcher}{shlex.join([command, *arguments, '--resume'])}" if output else None
+    ctx.obj["output"] = output
     fit(
         entries,
         config,
@@ -133,9 +144,11 @@ def train(
         resume=resume,
         value_name=value,
     )
+    if output is None and not quiet:
+        _say(ctx, "The model was not kept: --output DIR keeps it.")
     if output is not None and not quiet:
         _say(ctx, f"model: {output / 'model'}")
-        _say(ctx, f"next: gptf evaluate {shlex.quote(str(output))} TEST.csv")
+        _say(ctx, f"next: {command} evaluate {shlex.quote(str(output))} TEST.csv")
     workers.close()
 
 

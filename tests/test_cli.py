@@ -21,7 +21,7 @@ from click.testing import CliRunner
 from gptf_gpytorch.cli import main
 
 GPTF = [sys.executable, "-m", "gptf_gpytorch.cli"]
-QUICK = ["--rank", "2", "--inducing", "20", "--max-iterations", "15"]
+QUICK = ["--rank", "2", "--inducing", "20", "--max-iterations", "15", "--validation", "0"]
 
 
 def gptf(*arguments: object, code: int = 0, **options: object) -> subprocess.CompletedProcess:
@@ -143,10 +143,10 @@ def test_explain_and_inspect(runs: Path) -> None:
         (["train", "{data}/none.csv"], 1, "must exist"),
         (["train", "{data}/ratings.csv", "--rank", "x"], 2, "one number, or one for each mode"),
         (["train", "{data}/ratings.csv", "--rank", "2,2"], 1, "rank"),
-        (["train", "{data}/ratings.csv", "--inducing", "0"], 1, "inducing must be a whole number from 1 on. Got 0"),
+        (["train", "{data}/ratings.csv", "--inducing", "0"], 2, "inducing must be a whole number from 1 on. Got 0"),
         (["train", "{data}/ratings.csv", "--likelihood", "probit"], 1, "0 or 1"),
         (["train", "{data}/ratings.csv", "--value", "rating"], 1, "rating"),
-        (["train", "{data}/ratings.csv", "--config", "{data}/bad.toml"], 1, "Did you mean inducing?"),
+        (["train", "{data}/ratings.csv", "--config", "{data}/bad.toml"], 2, "Did you mean inducing?"),
         (["train", "{data}/ratings.csv", "--output", "{data}/ratings.csv"], 1, "output folder must be writable"),
         (["train", "{data}/ratings.csv", "--output", "{data}/runs/ratings"], 1, "resume it, or choose another folder"),
         (["train", "{data}/ratings.csv", "--output", "{data}/new", "--resume"], 1, "a checkpoint to resume from"),
@@ -172,7 +172,7 @@ def test_a_mistake_is_one_clear_line(data: Path, runs: Path, arguments: list[str
 
 
 def test_debug_shows_where_an_error_came_from(data: Path) -> None:
-    command = [*GPTF, "--debug", "train", str(data / "ratings.csv"), "--inducing", "0"]
+    command = [*GPTF, "--debug", "train", str(data / "ratings.csv"), "--value", "nothing"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 1
     assert "Traceback" in done.stderr
@@ -201,6 +201,7 @@ def test_on_a_terminal_there_is_a_bar_with_the_time_left(data: Path) -> None:
     terminal, other = pty.openpty()
     environment = {**os.environ, "TERM": "xterm-256color", "COLUMNS": "140"}
     command = [*GPTF, "train", str(data / "ratings.csv"), "--rank", "2", "--inducing", "20", "--max-iterations", "40"]
+    command += ["--validation", "0"]
     process = subprocess.Popen(command, stdin=other, stdout=other, stderr=other, env=environment, close_fds=True)
     os.close(other)
     shown = b""

@@ -8,6 +8,7 @@ import fcntl
 import json
 import os
 import shutil
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -37,8 +38,8 @@ def save(
     :param files: what writes each further file of it.
     """
     try:
-        draft_name = folder.with_name(f"{folder.name}.new")
-        shutil.rmtree(draft_name, ignore_errors=True)
+        recover(folder)
+        draft_name = _beside(folder, "new")
         with new_folder(draft_name) as draft:
             contiguous = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
             safetensors.torch.save_file(contiguous, draft / _STATE)
@@ -55,11 +56,15 @@ def save(
 
 def load(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """The tensors and the JSON of a checkpoint whose files are what was saved."""
+    folder = standing(folder)
     if not folder.is_dir():
         raise CheckpointError(f"A checkpoint must be a folder that was saved whole. Got {folder}.")
     text = _read(folder / _MANIFEST)
     try:
-        sums = json.loads(text)["sha256"]
+        content = json.loads(text)
+        kind, version, sums = content["format"], content["version"], content["sha256"]
+        if (kind, version) != (FORMAT, VERSION):
+            raise ValueError(f"{kind!r}, version {version!r}")
         if text != _manifest(dict(sums)) or not {_STATE, _RUN} <= set(sums):
             raise ValueError("it was changed")
     except (ValueError, KeyError, TypeError, RecursionError) as error:
@@ -93,13 +98,35 @@ def _read(path: Path) -> str:
 
 
 def _replace(draft: Path, folder: Path) -> None:
-    """Rename; a folder that is in the way is moved aside first and comes back if that fails."""
-    old = folder.with_name(f"{folder.name}.old")
-    shutil.rmtree(old, ignore_errors=True)
+    """Rename; a folder that is in the way is moved aside first. :func:`recover` mends what is stopped in between."""
     if folder.exists():
-        folder.rename(old)
-    draft.rename(folder)
-    shutil.rmtree(old, ignore_errors=True)
+        folder.rename(_beside(folder, "old"))
+    try:
+        draft.rename(folder)
+    except OSError:
+        recover(folder)
+        raise
+    shutil.rmtree(_beside(folder, "old"), ignore_errors=True)
+
+
+def recover(folder: Path) -> None:
+    """Give a checkpoint its name back after a save that was stopped between two renames; remove what is left over.
+
+    The new one is whole when it has a name without a dot, so it is the better one of the two.
+    """
+    for left in (_beside(folder, "new"), _beside(folder, "old")):
+        if left.is_dir() and not folder.exists():
+            left.rename(folder)
+        shutil.rmtree(left, ignore_errors=True)
+
+
+def standing(folder: Path) -> Path:
+    """Where the checkpoint of that name is, even after a save that was stopped between two renames."""
+    return next((found for found in (folder, _beside(folder, "new"), _beside(folder, "old")) if found.is_dir()), folder)
+
+
+def _beside(folder: Path, suffix: str) -> Path:
+    return folder.with_name(f"{folder.name}.{suffix}")
 
 
 class Checkpoints:
@@ -129,12 +156,11 @@ class Checkpoints:
                 raise CheckpointError(
                     f"A folder is for one run at a time. Got {self.folder}, which another run uses."
                 ) from error
-            for left in (
-                *self.folder.glob(".step-*"),
-                *self.folder.glob("step-*.new"),
-                *self.folder.glob("step-*.old"),
-            ):
-                shutil.rmtree(left, ignore_errors=True)  # what a run that was killed did not finish
+            # What a run that was killed did not finish.
+            for left in (*self.folder.glob("*.new"), *self.folder.glob("*.old")):
+                recover(left.with_suffix(""))
+            for left in (*self.folder.glob(".step-*"), *self.folder.glob(".model*")):
+                shutil.rmtree(left, ignore_errors=True)
             yield
         finally:
             os.close(descriptor)
@@ -152,16 +178,19 @@ class Checkpoints:
         return path
 
     def load_last(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """The last checkpoint that is whole; one that is not is passed over if there is an older one."""
+        """The last checkpoint that is whole; one that is not is moved aside, with a warning, if there is an older one."""
         steps = self.steps()
         if not steps:
             raise CheckpointError(f"There must be a checkpoint to resume from. Got none in {self.folder}.")
         for step in reversed(steps):
             try:
                 return load(self._path(step))
-            except GPTFError:
+            except GPTFError as error:
                 if step == steps[0]:
                     raise
+                path = self._path(step)
+                path.rename(_beside(path, "damaged"))
+                warnings.warn(f"{error} It is {path.name}.damaged now; the one before it is taken.", stacklevel=2)
         raise AssertionError
 
     def share_last(self, communicator: Communicator) -> tuple[dict[str, Tensor], dict[str, Any]]:

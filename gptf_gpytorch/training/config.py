@@ -36,7 +36,7 @@ class TrainConfig:
     :param max_seconds: stop after this time.
     :param validation: the share of the entries that is held out of training, for ``patience`` and the log.
     :param patience: stop when the held-out entries have not become more likely in this many steps, and keep the state
-        where they were most likely. 0 does not look.
+        where they were most likely. 0 does not look, nor does it without entries held out.
     :param balance: zeros to sample for each nonzero; 0 samples none.
     :param standardize: train on values with mean 0 and variance 1 (``gaussian``); predictions are in the user's units.
     :param restarts: starts from this many seeds, of which the best bound is kept.
@@ -63,8 +63,8 @@ class TrainConfig:
     tolerance: float = 1e-5
     gradient_tolerance: float = 1e-6
     max_seconds: float = math.inf
-    validation: float = 0.0
-    patience: int = 0
+    validation: float = 0.1
+    patience: int = 10
     balance: float = 0.0
     standardize: bool = True
     restarts: int = 1
@@ -83,9 +83,9 @@ class TrainConfig:
             if not self.rank:
                 raise InputError("rank must be one number, or one for each mode. Got none.")
             for rank in self.rank:
-                _whole("rank", rank, 1)
+                _whole("rank", rank, 1, 1000)
         else:
-            _whole("rank", self.rank, 1)
+            _whole("rank", self.rank, 1, 1000)
         for name, low in _WHOLE.items():
             _whole(name, getattr(self, name), low)
         for name, (least, most) in _REAL.items():
@@ -96,10 +96,6 @@ class TrainConfig:
             object.__setattr__(self, name, float(value))
         if not isinstance(self.standardize, bool):
             raise InputError(f"standardize must be true or false. Got {self.standardize!r}.")
-        if self.patience and not self.validation:
-            raise InputError(
-                f"patience needs entries held out: validation must be above 0. Got patience {self.patience}."
-            )
 
     @classmethod
     def of(cls, values: Mapping[str, Any], where: str = "the configuration") -> "TrainConfig":
@@ -174,6 +170,7 @@ _REAL = {
 }
 
 
-def _whole(name: str, value: Any, low: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < low:
-        raise InputError(f"{name} must be a whole number from {low} on. Got {value!r}.")
+def _whole(name: str, value: Any, low: int, high: int = 2**63 - 1) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+        limit = f"from {low} on" if high == 2**63 - 1 else f"from {low} to {high}"
+        raise InputError(f"{name} must be a whole number {limit}. Got {value!r}.")

@@ -39,7 +39,6 @@ _MAY_CHANGE = {
     "keep",
     "tolerance",
     "gradient_tolerance",
-    "patience",
 }
 
 
@@ -171,6 +170,8 @@ class _Run:
         with self.stop.listening():
             resumed = self._resumed(mll, optimizer) if self.resume else None
             self.tracker.start(self._description(len(train), 0 if held_out is None else len(held_out)))
+            if resumed is not None:
+                self.tracker.note(f"resumed after step {resumed.iteration}")
             progress = self._started(mll, objective, optimizer) if resumed is None else resumed
             share = None if held_out is None else held_out.shard(communicator.rank, communicator.size)
             loop = Loop(
@@ -187,7 +188,8 @@ class _Run:
             try:
                 reason = loop.run()
             except InterruptedRunError as stopped:
-                where = f" Resume it with the same command and --resume: {self.output}." if self.output else ""
+                kept = self.output is not None and bool(self.checkpoints.steps())
+                where = f" {self.output} holds it." if kept else " Nothing was saved."
                 raise InterruptedRunError(f"{stopped}{where}", stopped.signal) from None
         objective(progress.point.x if progress.best is None else progress.best)
         mll.model.eval()
@@ -304,7 +306,9 @@ def _hold_out(entries: TensorEntries, config: TrainConfig) -> tuple[TensorEntrie
 
 def _digest(entries: TensorEntries) -> str:
     """What tells one set of entries from another."""
-    found = hashlib.sha256(f"{entries.shape} {len(entries)}".encode())
+    found = hashlib.sha256(f"{entries.shape} {len(entries)} {entries.names}".encode())
+    for vocabulary in entries.vocabularies:
+        found.update(b"no ids" if vocabulary is None else vocabulary.digest())
     for tensor in (entries.indices, entries.values, *([] if entries.weights is None else [entries.weights])):
         found.update(tensor.contiguous().numpy().data)
     return found.hexdigest()

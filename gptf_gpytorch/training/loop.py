@@ -226,7 +226,8 @@ class Loop:
         bounds = [step.bound for step in progress.history.steps[-_WINDOW - 1 :]]
         if len(bounds) > _WINDOW and abs(bounds[-1] - bounds[0]) <= config.tolerance * abs(bounds[0]):
             return f"the bound grew by less than {config.tolerance:g} of itself in {_WINDOW} steps"
-        if config.patience and progress.iteration - progress.best_iteration >= config.patience:
+        watched = config.patience and self.held_out is not None
+        if watched and progress.iteration - progress.best_iteration >= config.patience:
             return f"the held-out entries became no more likely in {config.patience} steps"
         return None
 

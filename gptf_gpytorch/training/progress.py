@@ -6,6 +6,7 @@ from typing import Any, TextIO
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Column
 
 from gptf_gpytorch.tracking.tracker import Tracker
 
@@ -22,6 +23,10 @@ class ProgressPrinter(Tracker):
         self.every, self._task = every, TaskID(0)
         self._bar: Progress | None = None
 
+    @property
+    def _narrow(self) -> bool:
+        return self.console.width < 120
+
     def start(self, run: Mapping[str, Any]) -> None:
         """Say what is trained, and open the bar."""
         config, workers = run["config"], run["workers"]
@@ -35,13 +40,14 @@ class ProgressPrinter(Tracker):
         )
         if self.console.is_terminal:
             self._bar = Progress(
-                TextColumn("step {task.completed}/{task.total}"),
-                BarColumn(),
-                TextColumn("{task.fields[numbers]}"),
-                TimeElapsedColumn(),
-                TextColumn("left"),
-                TimeRemainingColumn(),
+                TextColumn("step {task.completed}/{task.total}", table_column=Column(no_wrap=True)),
+                BarColumn(bar_width=10 if self._narrow else 40, table_column=Column(no_wrap=True)),
+                TextColumn("{task.fields[numbers]}", table_column=Column(no_wrap=True, ratio=1)),  # gives way first
+                TimeElapsedColumn(table_column=Column(no_wrap=True)),
+                TextColumn("left", table_column=Column(no_wrap=True)),
+                TimeRemainingColumn(table_column=Column(no_wrap=True)),
                 console=self.console,
+                expand=True,
             )
             self._task = self._bar.add_task("train", total=config["max_iterations"], numbers="")
             self._bar.start()
@@ -49,7 +55,7 @@ class ProgressPrinter(Tracker):
     def step(self, record: Mapping[str, Any]) -> None:
         """Move the bar, or print a line now and then."""
         if self._bar is not None:
-            self._bar.update(self._task, completed=record["iteration"], numbers=_numbers(record))
+            self._bar.update(self._task, completed=record["iteration"], numbers=_numbers(record, brief=self._narrow))
         elif record["iteration"] % self.every == 0 or record["iteration"] == 1:
             self._line(record)
 
@@ -84,7 +90,10 @@ def _rank(rank: Any) -> str:
     return ",".join(str(r) for r in rank) if isinstance(rank, list | tuple) else str(rank)
 
 
-def _numbers(record: Mapping[str, Any]) -> str:
+def _numbers(record: Mapping[str, Any], *, brief: bool = False) -> str:
+    if brief:
+        held_out = "" if record["held_out"] is None else f" held out {record['held_out']:.3g}"
+        return f"bound {record['bound']:.4g}{held_out}"
     parts = [f"bound {record['bound']:.6g}", f"gradient {record['gradient_norm']:.2g}"]
     if record["held_out"] is not None:
         parts.append(f"held out {record['held_out']:.4g}")

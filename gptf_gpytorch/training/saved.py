@@ -6,6 +6,7 @@ from typing import Any
 
 import gpytorch
 import torch
+from torch import Tensor
 
 from gptf_gpytorch.data.vocabulary import Vocabulary
 from gptf_gpytorch.distributed.communicator import Communicator
@@ -87,24 +88,34 @@ class FittedModel:
     def load(cls, folder: str | Path) -> "FittedModel":
         """A model that was saved, or the ``model`` of a run's folder."""
         folder = Path(folder)
-        if not (folder / "manifest.json").exists() and (folder / KIND).is_dir():
-            folder = folder / KIND
+        if not (folder / "manifest.json").exists():
+            model, steps = checkpoints.standing(folder / KIND), checkpoints.Checkpoints(folder).steps()
+            if model.is_dir():
+                folder = model
+            elif steps:
+                raise CheckpointError(
+                    f"{folder} must hold a model. Got a run that is not finished, at step {steps[-1]}."
+                )
         tensors, run = checkpoints.load(folder)
-        if run.get("kind") != KIND:
-            raise CheckpointError(f"{folder} must be a saved model. Got a {run.get('kind', 'folder of another kind')}.")
+        if not isinstance(run, dict) or run.get("kind") != KIND:
+            raise CheckpointError(f"{folder} must be a saved model. Got {_kind(run)}.")
         try:
             config = TrainConfig.from_dict(run["config"], str(folder / "run.json"))
             shape = tuple(run["shape"])
             mll = build(config, shape, run["num_data"])
+            _check_shapes(mll, tensors)
             mll.load_state_dict(tensors)
             vocabularies = tuple(_vocabulary(folder / f"mode-{mode}.arrow") for mode in range(len(shape)))
             history = None if run["history"] is None else History.from_dict(run["history"])
             scaling = Scaling(*run["scaling"])
-        except (KeyError, TypeError, RuntimeError) as error:
+            names, value_name = tuple(run["mode_names"]), run["value_name"]
+        except KeyError as error:
+            raise CheckpointError(f"{folder / 'run.json'} must hold {error}. Got none.") from error
+        except (TypeError, ValueError, AttributeError, RuntimeError) as error:
             raise CheckpointError(f"{folder} must be a model of this version. Got: {error}.") from error
         mll.model.eval()
         mll.likelihood.eval()
-        return cls(mll, config, scaling, tuple(run["mode_names"]), vocabularies, run["value_name"], history)
+        return cls(mll, config, scaling, names, vocabularies, value_name, history)
 
     def describe(self) -> dict[str, Any]:
         """What the model is, for people and JSON."""
@@ -121,6 +132,19 @@ class FittedModel:
             "bound": last.bound if last else None,
             "seconds": last.seconds if last else None,
         }
+
+
+def _kind(run: Any) -> str:
+    return f"a {run['kind']}" if isinstance(run, dict) and "kind" in run else "a folder of another kind"
+
+
+def _check_shapes(mll: CollapsedELBO, tensors: dict[str, Tensor]) -> None:
+    """The tensors of a model must be those of its shape, rank and configuration."""
+    expected = {name: list(tensor.shape) for name, tensor in mll.state_dict().items()}
+    for name, shape in expected.items():
+        found = list(tensors[name].shape) if name in tensors else None
+        if found != shape:
+            raise ValueError(f"{name} of shape {found}, where run.json says {shape}")
 
 
 def _vocabulary(path: Path) -> Vocabulary | None:

@@ -1,5 +1,6 @@
 """Checkpoints: what was saved comes back, anything else is refused, and a crash costs at most the one being written."""
 
+import itertools
 import os
 import pickle
 import shutil
@@ -109,7 +110,33 @@ def test_the_last_ones_are_kept_and_a_broken_one_is_passed_over(tmp_path: Path) 
     assert kept.steps() == [2, 3]
     state = tmp_path / "step-00000003" / "state.safetensors"
     state.write_bytes(state.read_bytes()[:-1])
-    assert kept.load_last()[1]["step"] == 2
+    with pytest.warns(UserWarning, match=r"step-00000003.damaged now; the one before it is taken"):
+        assert kept.load_last()[1]["step"] == 2
+    assert kept.steps() == [2]
+
+
+@pytest.mark.parametrize("stop", [1, 2])
+def test_a_save_that_was_stopped_between_two_renames_is_mended(
+    tmp_path: Path, stop: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The draft gets its name, the old one moves aside, the new one takes its place: a kill before the second or third."""
+    kept, original, renames = Checkpoints(tmp_path), Path.rename, itertools.count()
+    kept.save(5, tensors(5), {"text": "old"})
+
+    def stopping(self: Path, target: Path) -> Path:
+        if next(renames) == stop:
+            raise KeyboardInterrupt
+        return original(self, target)
+
+    monkeypatch.setattr(Path, "rename", stopping)
+    with pytest.raises(KeyboardInterrupt):
+        kept.save(5, tensors(5), {"text": "new"})
+    monkeypatch.undo()
+    expected = {1: "old", 2: "new"}[stop]
+    assert checkpoints.load(tmp_path / "step-00000005")[1]["text"] == expected
+    with kept.lock():
+        assert kept.load_last()[1]["text"] == expected
+        assert {path.name for path in tmp_path.iterdir()} == {"step-00000005", ".lock"}
 
 
 def test_two_runs_cannot_share_a_folder(tmp_path: Path) -> None:

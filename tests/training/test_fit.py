@@ -22,7 +22,7 @@ from gptf_gpytorch.training.saved import FittedModel
 from gptf_gpytorch.variational.elbo import CollapsedELBO
 from gptf_gpytorch.variational.prediction import marginals
 
-SMALL: dict[str, Any] = {"rank": 2, "inducing": 20, "checkpoint_seconds": 0.0}
+SMALL: dict[str, Any] = {"rank": 2, "inducing": 20, "validation": 0.0, "checkpoint_seconds": 0.0}
 
 
 class Recorder(Tracker):
@@ -101,7 +101,7 @@ def test_interrupted_in_the_middle_of_a_step_it_goes_on_at_the_same_bits(
         return original(self, x)
 
     monkeypatch.setattr(BoundObjective, "__call__", interrupting)
-    with pytest.raises(InterruptedRunError, match=r"Stopped by a signal.*--resume") as stopped:
+    with pytest.raises(InterruptedRunError, match=r"Stopped by a signal.* holds it") as stopped:
         fit(labels, output=tmp_path, **options)
     assert stopped.value.signal == signal.SIGTERM
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
@@ -124,12 +124,12 @@ def test_interrupted_in_the_middle_of_a_step_it_goes_on_at_the_same_bits(
     ],
 )
 def test_it_stops_for_the_reason_it_states(entries: TensorEntries, options: dict[str, Any], reason: str) -> None:
-    assert fit(entries, **SMALL, **options).reason == reason
+    assert fit(entries, **{**SMALL, **options}).reason == reason
 
 
 def test_patience_keeps_the_state_where_the_held_out_entries_were_most_likely(entries: TensorEntries) -> None:
     options = {"validation": 0.5, "patience": 3, "tolerance": 0.0, "optimizer": "adam", "learning_rate": 1.0}
-    result = fit(entries, **SMALL, **options)
+    result = fit(entries, **{**SMALL, **options})
     scores = [step.held_out for step in result.history.steps]
     best = scores.index(max(scores))
     assert best < len(scores) - 1
