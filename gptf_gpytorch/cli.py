@@ -116,6 +116,11 @@ def train(
     if communicator.started_by_horovodrun():
         supervisor.go_on_in_child()
     workers = ctx.obj["workers"] = communicator.current(timeout)
+    for name in communicator.exposed():
+        _say(
+            ctx,
+            f"Note: horovodrun shows {name} to every user of the machine, in ps: keep secrets out of its environment.",
+        )
 
     def prepare() -> tuple[TrainConfig, TensorEntries]:
         config = TrainConfig.of(changes) if config_file is None else TrainConfig.read(config_file, **changes)

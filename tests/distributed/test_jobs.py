@@ -1,5 +1,6 @@
 """Real jobs: training in lockstep, errors on all workers, signals, and a watchdog that ends what hangs."""
 
+import importlib
 import os
 import re
 import signal
@@ -117,7 +118,9 @@ def test_a_bad_file_on_one_worker_is_one_line_on_all(data: Path, tmp_path: Path)
     lines = data.read_text().splitlines()
     for rank, value in enumerate(("1.0", "oops")):
         (tmp_path / f"part{rank}.csv").write_text("\n".join([*lines[:20], f"u1,1,99,{value}"]) + "\n")
-    job = Job(2, "sh", "-c", f"'{GPTF}' train part$HOROVOD_RANK.csv --inducing 5", cwd=tmp_path)
+    job = Job(
+        2, "sh", "-c", f"'{GPTF}' train part$HOROVOD_RANK.csv --inducing 5", cwd=tmp_path, **{"MY_PASSWORD": "hunter2"}
+    )
     text = job.finish(code=1)
     found = errors(text)
     assert found[0] == found[1], text
@@ -125,6 +128,32 @@ def test_a_bad_file_on_one_worker_is_one_line_on_all(data: Path, tmp_path: Path)
     assert "oops" in found[0]
     assert "part1.csv" in found[0]
     assert not re.search(r"^\[\d\]<stderr>:Traceback", text, re.M)
+    assert text.count("Note: horovodrun shows MY_PASSWORD to every user") == 1
+    assert "hunter2" not in text
+
+
+ASKED = """
+import signal, sys, time
+from gptf_gpytorch.distributed.supervisor import go_on_in_child
+go_on_in_child()
+def answer(number, frame):
+    print("asked", flush=True)
+    sys.exit(5)
+signal.signal(signal.SIGTERM, answer)
+print("ready", flush=True)
+time.sleep(60)
+"""
+
+
+def test_a_worker_without_a_shell_above_it_is_asked_before_it_is_stopped() -> None:
+    """What horovodrun does to a job, where /bin/sh has become the worker."""
+    terminate = importlib.import_module(
+        "horovod.runner.common.util.safe_shell_exec"
+    ).terminate_executor_shell_and_children
+    with subprocess.Popen([sys.executable, "-c", ASKED], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout.readline() == "ready\n"
+        terminate(process.pid)
+        assert process.stdout.read() == "asked\n"
 
 
 def test_the_script_for_horovod_users(data: Path) -> None:
@@ -137,10 +166,3 @@ def test_the_script_for_horovod_users(data: Path) -> None:
     assert len(bounds[0]) == len(bounds[1]) == 1, "only worker 0 prints"
     assert float(bounds[0][0]) == pytest.approx(float(bounds[1][0]), abs=0.2), "another start, the same problem"
     assert "on 2 worker(s)" in text
-
-
-def test_nothing_secret_is_printed_or_shown(data: Path) -> None:
-    """horovodrun puts every variable of its environment on the workers' command lines: that is why the docs warn."""
-    readme = (HERE.parents[1] / "README.md").read_text()
-    assert "unauthenticated" in readme
-    assert "private network" in readme
