@@ -60,7 +60,8 @@ class _Group(click.Group):
 
 def _say(ctx: click.Context, text: str) -> None:
     """Print a line, on one worker."""
-    if "workers" not in ctx.obj or ctx.obj["workers"].rank == 0:
+    workers = (ctx.obj or {}).get("workers")
+    if workers is None or workers.rank == 0:
         click.echo(text, err=True)
 
 

@@ -71,7 +71,7 @@ class Communicator(ABC):
     def asking(self, wish: Callable[[], int]) -> Iterator[None]:
         """While the block runs, this worker's slot in the first payload of every evaluation says what ``wish`` returns.
 
-        Anything but 0 makes all workers leave that evaluation (:class:`~gptf_gpytorch.distributed.slots.StopRequest`).
+        Anything but 0 makes all workers leave that evaluation (:class:`~gptf_gpytorch.distributed.slots.StopRequestedError`).
         """
         self._wish = wish
         try:

@@ -95,6 +95,15 @@ def test_a_worker_that_does_not_come_ends_the_job(fault: str, message: str) -> N
         assert found.get(1, found[0]) == found[0]
 
 
+def test_a_worker_that_is_killed_ends_the_job() -> None:
+    job = Job(2, sys.executable, HERE / "faulty.py", "kill")
+    job.wait_for("under way")
+    began = time.monotonic()
+    os.kill(job.worker(1), signal.SIGKILL)
+    text = job.finish(code=1, seconds=20)
+    assert time.monotonic() - began < 8.0, text
+
+
 @pytest.mark.parametrize("target", ["worker", "horovodrun"])
 def test_a_signal_is_answered_by_all_with_one_checkpoint(data: Path, tmp_path: Path, target: str) -> None:
     command = [GPTF, "train", data, *ENDLESS, "--output", tmp_path / "run"]
