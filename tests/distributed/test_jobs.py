@@ -3,6 +3,7 @@
 import importlib
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -139,6 +140,28 @@ def test_a_bad_file_on_one_worker_is_one_line_on_all(data: Path, tmp_path: Path)
     assert not re.search(r"^\[\d\]<stderr>:Traceback", text, re.M)
     assert text.count("Note: horovodrun shows MY_PASSWORD to every user") == 1
     assert "hunter2" not in text
+
+
+def test_the_readmes_commands_run(tmp_path: Path) -> None:
+    """The first, for one process, and the second, for workers; the third needs several hosts."""
+    readme = (HERE.parents[1] / "README.md").read_text()
+    one, many, _ = re.search(r"^```\n(gptf train .*\nhorovodrun .*\nhorovodrun .*)\n```", readme, re.M)[1].splitlines()
+    cells = torch.cartesian_prod(torch.arange(20), torch.arange(15), torch.arange(10))
+    chosen = cells[torch.randperm(len(cells), generator=torch.Generator().manual_seed(0))[:150]]
+    rows = [f"u{user},{ad},{page},1" for user, ad, page in chosen.tolist()]
+    (tmp_path / "clicks.csv").write_text("\n".join(["user,ad,page,value", *rows]) + "\n")
+    for line in (one, many):
+        words = [*shlex.split(line, comments=True), "--max-iterations", "5"]
+        assert words[words.index("gptf") :][:2] == ["gptf", "train"]
+        words[words.index("gptf")] = str(GPTF)
+        words[-3] = words[-3] + str(len(words))  # a folder of its own
+        if words[0] == "horovodrun":
+            text = Job(int(words[2]), *words[3:], cwd=tmp_path).finish()
+            assert "300 entries of 20 user x 15 ad x 10 page; probit" in text
+            assert ", 2 workers" in text
+        else:
+            subprocess.run(words, check=True, cwd=tmp_path, capture_output=True, timeout=120)
+        assert (tmp_path / words[-3] / "model").is_dir()
 
 
 ASKED = """
