@@ -66,7 +66,8 @@ class _Group(click.Group):
 
 def _say(ctx: click.Context, text: str) -> None:
     """Print a line, on one worker."""
-    if "workers" not in ctx.obj or ctx.obj["workers"].rank == 0:
+    workers = (ctx.obj or {}).get("workers")
+    if workers is None or workers.rank == 0:
         click.echo(text, err=True)
 
 
@@ -128,6 +129,11 @@ def train(
     if communicator.started_by_horovodrun():
         supervisor.go_on_in_child()
     workers = ctx.obj["workers"] = communicator.current(timeout)
+    for name in communicator.exposed():
+        _say(
+            ctx,
+            f"Note: horovodrun shows {name} to every user of the machine, in ps: keep secrets out of its environment.",
+        )
 
     binary = config.likelihood == "probit"
     entries = together(workers, lambda: _entries(data, value, modes, duplicates, binary=binary))

@@ -3,6 +3,7 @@
 import importlib
 import importlib.metadata
 import os
+import re
 import shlex
 import sys
 from abc import ABC, abstractmethod
@@ -16,6 +17,7 @@ from gptf_gpytorch.distributed.watchdog import TIMEOUT, Rendezvous, Watchdog
 from gptf_gpytorch.errors import InputError, WorkerError
 from gptf_gpytorch.health import Fact
 
+_SECRET = re.compile("PASSW|SECRET|TOKEN|CREDENTIAL|API_?KEY|PRIVATE_?KEY", re.IGNORECASE)
 _BUILD = shlex.join([sys.executable, "-m", "gptf_gpytorch.distributed.build_horovod"])
 
 
@@ -69,7 +71,7 @@ class Communicator(ABC):
     def asking(self, wish: Callable[[], int]) -> Iterator[None]:
         """While the block runs, this worker's slot in the first payload of every evaluation says what ``wish`` returns.
 
-        Anything but 0 makes all workers leave that evaluation (:class:`~gptf_gpytorch.distributed.slots.StopRequest`).
+        Anything but 0 makes all workers leave that evaluation (:class:`~gptf_gpytorch.distributed.slots.StopRequestedError`).
         """
         self._wish = wish
         try:
@@ -187,6 +189,11 @@ def current(timeout: float = TIMEOUT) -> Communicator:
 def started_by_horovodrun() -> bool:
     """Whether this process is a worker of a job."""
     return "HOROVOD_RANK" in os.environ and "HOROVOD_SIZE" in os.environ
+
+
+def exposed() -> list[str]:
+    """The variables that look like secrets, in a job whose launcher puts its environment on command lines."""
+    return sorted(name for name in os.environ if started_by_horovodrun() and _SECRET.search(name))
 
 
 def describe() -> Iterator[Fact]:

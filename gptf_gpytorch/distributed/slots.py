@@ -15,7 +15,7 @@ from gptf_gpytorch.errors import GPTFError, NumericalError
 TIME_IS_OVER, FAILED = -1, -2
 
 
-class StopRequest(GPTFError):  # noqa: N818
+class StopRequestedError(GPTFError):
     """A worker asked all to leave this evaluation.
 
     :param worker: which one.
@@ -42,7 +42,7 @@ def check(slots: Tensor) -> None:
     said = slots.tolist()
     for worker, (_, _, wish) in enumerate(said):
         if wish:
-            raise StopRequest(worker, int(wish))
+            raise StopRequestedError(worker, int(wish))
     for worker, (first, end, _) in enumerate(said):
         if end:
             which = f"entries {int(first)} to {int(end) - 1}" if end > 0 else "the sum of all entries"

@@ -99,7 +99,7 @@ class Loop:
         self.stop = StopRequest() if stop is None else stop
         self._communicator = objective.mll.communicator
         # What all workers were asked for, and by whom; why this one could not save.
-        self._asked: slots.StopRequest | None = None
+        self._asked: slots.StopRequestedError | None = None
         self._failure: CheckpointError | None = None
         self._deadline = math.inf
         self._buffers: dict[str, Tensor] = {}
@@ -135,10 +135,10 @@ class Loop:
                 found = self.optimizer.step(self.objective, progress.point)
             if found is None and self.objective.failures > failures:
                 raise NumericalError("The bound was no number at any step that was tried.")
-        except (NumericalError, slots.StopRequest) as error:
+        except (NumericalError, slots.StopRequestedError) as error:
             self.optimizer.__dict__.update(memory)
             self._restore_buffers()
-            if isinstance(error, slots.StopRequest):
+            if isinstance(error, slots.StopRequestedError):
                 self._asked = error
             else:
                 self._roll_back(error)
@@ -231,7 +231,7 @@ class Loop:
             return f"the held-out entries became no more likely in {config.patience} steps"
         return None
 
-    def _answer(self, asked: slots.StopRequest) -> str:
+    def _answer(self, asked: slots.StopRequestedError) -> str:
         """Do what a worker asked all for, together."""
         if asked.wish == slots.TIME_IS_OVER:
             return f"{self.config.max_seconds:g} seconds were over"

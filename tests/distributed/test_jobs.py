@@ -1,7 +1,9 @@
 """Real jobs: training in lockstep, errors on all workers, signals, and a watchdog that ends what hangs."""
 
+import importlib
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -94,6 +96,15 @@ def test_a_worker_that_does_not_come_ends_the_job(fault: str, message: str) -> N
         assert found.get(1, found[0]) == found[0]
 
 
+def test_a_worker_that_is_killed_ends_the_job() -> None:
+    job = Job(2, sys.executable, HERE / "faulty.py", "kill")
+    job.wait_for("under way")
+    began = time.monotonic()
+    os.kill(job.worker(1), signal.SIGKILL)
+    text = job.finish(code=1, seconds=20)
+    assert time.monotonic() - began < 8.0, text
+
+
 @pytest.mark.parametrize("target", ["worker", "horovodrun"])
 def test_a_signal_is_answered_by_all_with_one_checkpoint(data: Path, tmp_path: Path, target: str) -> None:
     command = [GPTF, "train", data, *ENDLESS, "--output", tmp_path / "run"]
@@ -117,7 +128,9 @@ def test_a_bad_file_on_one_worker_is_one_line_on_all(data: Path, tmp_path: Path)
     lines = data.read_text().splitlines()
     for rank, value in enumerate(("1.0", "oops")):
         (tmp_path / f"part{rank}.csv").write_text("\n".join([*lines[:20], f"u1,1,99,{value}"]) + "\n")
-    job = Job(2, "sh", "-c", f"'{GPTF}' train part$HOROVOD_RANK.csv --inducing 5", cwd=tmp_path)
+    job = Job(
+        2, "sh", "-c", f"'{GPTF}' train part$HOROVOD_RANK.csv --inducing 5", cwd=tmp_path, **{"MY_PASSWORD": "hunter2"}
+    )
     text = job.finish(code=1)
     found = errors(text)
     assert found[0] == found[1], text
@@ -125,6 +138,54 @@ def test_a_bad_file_on_one_worker_is_one_line_on_all(data: Path, tmp_path: Path)
     assert "oops" in found[0]
     assert "part1.csv" in found[0]
     assert not re.search(r"^\[\d\]<stderr>:Traceback", text, re.M)
+    assert text.count("Note: horovodrun shows MY_PASSWORD to every user") == 1
+    assert "hunter2" not in text
+
+
+def test_the_readmes_commands_run(tmp_path: Path) -> None:
+    """The first, for one process, and the second, for workers; the third needs several hosts."""
+    readme = (HERE.parents[1] / "README.md").read_text()
+    one, many, _ = re.search(r"^```\n(gptf train .*\nhorovodrun .*\nhorovodrun .*)\n```", readme, re.M)[1].splitlines()
+    cells = torch.cartesian_prod(torch.arange(20), torch.arange(15), torch.arange(10))
+    chosen = cells[torch.randperm(len(cells), generator=torch.Generator().manual_seed(0))[:150]]
+    rows = [f"u{user},{ad},{page},1" for user, ad, page in chosen.tolist()]
+    (tmp_path / "clicks.csv").write_text("\n".join(["user,ad,page,value", *rows]) + "\n")
+    for line in (one, many):
+        words = [*shlex.split(line, comments=True), "--max-iterations", "5"]
+        assert words[words.index("gptf") :][:2] == ["gptf", "train"]
+        words[words.index("gptf")] = str(GPTF)
+        words[-3] = words[-3] + str(len(words))  # a folder of its own
+        if words[0] == "horovodrun":
+            text = Job(int(words[2]), *words[3:], cwd=tmp_path).finish()
+            assert "300 entries of 20 user x 15 ad x 10 page; probit" in text
+            assert ", 2 workers" in text
+        else:
+            subprocess.run(words, check=True, cwd=tmp_path, capture_output=True, timeout=120)
+        assert (tmp_path / words[-3] / "model").is_dir()
+
+
+ASKED = """
+import signal, sys, time
+from gptf_gpytorch.distributed.supervisor import go_on_in_child
+go_on_in_child()
+def answer(number, frame):
+    print("asked", flush=True)
+    sys.exit(5)
+signal.signal(signal.SIGTERM, answer)
+print("ready", flush=True)
+time.sleep(60)
+"""
+
+
+def test_a_worker_without_a_shell_above_it_is_asked_before_it_is_stopped() -> None:
+    """What horovodrun does to a job, where /bin/sh has become the worker."""
+    terminate = importlib.import_module(
+        "horovod.runner.common.util.safe_shell_exec"
+    ).terminate_executor_shell_and_children
+    with subprocess.Popen([sys.executable, "-c", ASKED], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout.readline() == "ready\n"
+        terminate(process.pid)
+        assert process.stdout.read() == "asked\n"
 
 
 def test_the_script_for_horovod_users(data: Path) -> None:
@@ -137,10 +198,3 @@ def test_the_script_for_horovod_users(data: Path) -> None:
     assert len(bounds[0]) == len(bounds[1]) == 1, "only worker 0 prints"
     assert float(bounds[0][0]) == pytest.approx(float(bounds[1][0]), abs=0.2), "another start, the same problem"
     assert "on 2 worker(s)" in text
-
-
-def test_nothing_secret_is_printed_or_shown(data: Path) -> None:
-    """horovodrun puts every variable of its environment on the workers' command lines: that is why the docs warn."""
-    readme = (HERE.parents[1] / "README.md").read_text()
-    assert "unauthenticated" in readme
-    assert "private network" in readme
