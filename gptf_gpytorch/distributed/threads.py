@@ -72,6 +72,7 @@ class _OneCoreEach:
     def __init__(self) -> None:
         self._lock, self._inside, self._before, self._share = threading.Lock(), 0, 1, 1
         self._limit: Any = None
+        self._here = threading.local()
 
     @contextmanager
     def __call__(self) -> Iterator[int]:
@@ -80,16 +81,22 @@ class _OneCoreEach:
             if self._inside == 0:
                 self._before, self._share = torch.get_num_threads(), available()
                 self._limit = _libraries().limit(limits=1, user_api="blas")
-                torch.set_num_threads(1)
             self._inside += 1
+        # OpenMP and MKL know a number for each thread, so each thread that enters sets its own.
+        deep = getattr(self._here, "deep", 0)
+        if not deep:
+            torch.set_num_threads(1)
+        self._here.deep = deep + 1
         try:
             yield self._share
         finally:
+            self._here.deep = deep
             with self._lock:
                 self._inside -= 1
                 if self._inside == 0:
                     self._limit.restore_original_limits()
-                    torch.set_num_threads(self._before)
+            if not deep:
+                torch.set_num_threads(self._before)
 
 
 #: ``with one_core_each():`` for small operations before chunks are mapped.

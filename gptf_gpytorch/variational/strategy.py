@@ -19,6 +19,7 @@ from gptf_gpytorch.factors import LatentFactors
 from gptf_gpytorch.variational import checks
 from gptf_gpytorch.variational.bounds import WhitenedPosterior
 from gptf_gpytorch.variational.distributions import CollapsedVariationalDistribution, DeferredMultivariateNormal
+from gptf_gpytorch.variational.stationary import recognise
 
 # K_BB is tried with this many jitters, each ten times the one before.
 _JITTERS = 4
@@ -140,10 +141,11 @@ class CollapsedVariationalStrategy(gpytorch.variational.VariationalStrategy):  #
         If there is none, the jitter is multiplied by ten, a few times. What worked is kept, because q(v) and
         predictions must use the same one; an evaluation that may not write q(v) may not raise the jitter either.
         """
-        covariance = self.model.forward(self.inducing_points).lazy_covariance_matrix
-        # As a matrix, a point's distance to itself is the root of a rounding error; Matern 1/2 would show it.
-        exact = covariance.diagonal(dim1=-1, dim2=-2)
-        K_BB = covariance.to_dense().diagonal_scatter(exact, dim1=-2, dim2=-1)
+        K_BB = self.model.forward(self.inducing_points).lazy_covariance_matrix.to_dense()
+        prior = recognise(self.model, self.inducing_points)
+        if prior is not None:
+            # As a matrix, a point's distance to itself is the root of a rounding error; Matern 1/2 would show it.
+            K_BB = K_BB.diagonal_scatter(prior.outputscale.expand(len(K_BB)))
         eye = torch.eye(K_BB.size(-1), dtype=K_BB.dtype, device=K_BB.device)
         asked = jitter = self.jitter_val
         for _ in range(_JITTERS if may_raise_jitter else 1):
