@@ -138,7 +138,8 @@ def train(
     binary = config.likelihood == "probit"
     entries = together(workers, lambda: _entries(data, value, modes, duplicates, binary=binary))
     launcher = f"horovodrun -np {workers.size} " if workers.size > 1 else ""
-    command = os.path.relpath(sys.argv[0]) if os.sep in sys.argv[0] and not shutil.which("gptf") else "gptf"
+    here = Path(sys.argv[0]).name == "gptf" and not shutil.which("gptf")  # not on the path: name it as it was called
+    command = os.path.relpath(sys.argv[0]) if here else "gptf"
     ctx.obj["resume"] = f"{launcher}{shlex.join([command, *arguments, '--resume'])}" if output else None
     ctx.obj["output"] = output
     fit(
