@@ -55,7 +55,7 @@ bench: $(INSTALLED) $(HOROVOD) ## time the bound against its peers and the GEMM 
 .PHONY: plots
 plots: $(INSTALLED) ## draw experiments/results/figures from the JSON that make bench wrote
 	$(PYTHON_BIN) experiments/plots/benchmarks.py
-	$(PYTHON_BIN) experiments/plots/tables.py README.md
+	$(PYTHON_BIN) experiments/plots/tables.py README.md docs/scaling.md
 
 .PHONY: lock
 lock: $(INSTALLED) $(HOROVOD) ## write what the environment holds now to constraints.txt

@@ -1,6 +1,6 @@
-"""Copy the tables of a Markdown file from the committed results, between `<!-- evaluation -->` and `<!-- end -->`.
+"""Copy the tables of Markdown files from the committed results, between `<!-- NAME -->` and `<!-- end -->`.
 
-python experiments/plots/tables.py README.md [--check]
+python experiments/plots/tables.py README.md docs/scaling.md [--check]
 """
 
 import json
@@ -35,20 +35,52 @@ def evaluation() -> str:
     return "\n".join(lines)
 
 
+def workers() -> str:
+    """What the cost model says of many workers."""
+    found = json.loads((RESULTS / "workers.json").read_text())
+    p, rank = found["inducing"], 3
+    fixed = found["seconds of an evaluation without entries"]
+    entry = (found["median seconds"]["1"] - fixed) / found["entries"]  # seconds an entry, on one core
+    hop = 1e-6 * found["allreduce microseconds"]["2"]["1"] / 2  # a message to a neighbour and back is two
+    problems = {"the paper's click log": (97_000, rank * 260_390), "1e9 entries": (10**9, rank * 260_390)}
+    lines = ["| workers | " + " | ".join(f"{name}, {gbit} Gbit/s" for name in problems for gbit in (10, 100)) + " |"]
+    lines.append("|---" * (1 + 2 * len(problems)) + "|")
+    for count in (1, 8, 32, 128, 512, 1024):
+        cells = []
+        for n, parameters in problems.values():
+            for gbit in (10, 100):
+                alone = fixed + entry * n
+                together = sum(
+                    2 * (count - 1) * hop + 2 * (count - 1) / count * 64 * numbers / (gbit * 1e9)
+                    for numbers in (p * p + p, parameters)
+                )
+                seconds = fixed + entry * n / count + (together if count > 1 else 0.0)
+                cells.append(f"{seconds:.3g} s, {alone / seconds:.3g}x")
+        lines.append(f"| {count:,} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+TABLES = {"evaluation": evaluation, "workers": workers}
+
+
 @click.command(help=__doc__)
-@click.argument("path", type=click.Path(exists=True, path_type=Path))
+@click.argument("paths", type=click.Path(exists=True, path_type=Path), nargs=-1, required=True)
 @click.option("--check", is_flag=True, help="Change nothing; fail if there is something to change.")
-def main(path: Path, check: bool) -> None:
+def main(paths: tuple[Path, ...], check: bool) -> None:
     """Write, or compare."""
-    text = path.read_text(encoding="utf-8")
-    table = f"<!-- evaluation -->\n{evaluation()}\n<!-- end -->"
-    fresh, count = re.subn(r"<!-- evaluation -->\n.*?<!-- end -->", lambda _: table, text, flags=re.DOTALL)
-    if not count:
-        sys.exit(f"{path} has no place for the table")
-    if check and fresh != text:
-        sys.exit(f"{path} is not what the results say: run this without --check")
-    if not check:
-        path.write_text(fresh, encoding="utf-8")
+    for path in paths:
+        text = path.read_text(encoding="utf-8")
+        names = [name for name in TABLES if f"<!-- {name} -->" in text]
+        if not names:
+            sys.exit(f"{path} has no place for a table")
+        fresh = text
+        for name in names:
+            table = f"<!-- {name} -->\n{TABLES[name]()}\n<!-- end -->"
+            fresh = re.sub(rf"<!-- {name} -->\n.*?<!-- end -->", lambda _, t=table: t, fresh, flags=re.DOTALL)  # type: ignore[misc]
+        if check and fresh != text:
+            sys.exit(f"{path} is not what the results say: run this without --check")
+        if not check:
+            path.write_text(fresh, encoding="utf-8")
 
 
 if __name__ == "__main__":
