@@ -164,9 +164,20 @@ class Watchdog:
             file=sys.stderr,
             flush=True,
         )
+        self._wait_for_the_others(number)
         for rank in culprits:
             self._kill(rank)
         self._end(EXIT_CODE)
+
+    def _wait_for_the_others(self, number: int) -> None:
+        """Let every worker that answered print its verdict: horovodrun ends all of them when the first one leaves."""
+        with suppress(OSError):
+            self.rendezvous.put(f"printed-{number}-{self.rank}", {})
+            ranks = [rank for rank in range(self.size) if self.rendezvous.get(f"answer-{number}-{rank}") is not None]
+            until = time.monotonic() + self._grace / 2
+            while ranks and time.monotonic() < until:
+                ranks = [rank for rank in ranks if self.rendezvous.get(f"printed-{number}-{rank}") is None]
+                self._stopped.wait(self._tick / 5)
 
     def _kill(self, rank: int) -> None:
         """End a worker on this machine that cannot end itself: horovodrun would take five more seconds."""
