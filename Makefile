@@ -18,6 +18,7 @@ help: ## show these lines
 
 .PHONY: test
 test: check $(HOROVOD) ## run everything: lint, types, all tests, Horovod's real workers included
+	bash .ci/need.sh ip sshd || echo "The tests of several hosts will be skipped."
 	$(PYTHON_BIN) -m pytest $(PYTEST_ARGS)
 
 .PHONY: check

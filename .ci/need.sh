@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Make sure that system tools are there: .ci/need.sh TOOL ...  (TOOL: make, g++, python, python-headers)
+# Make sure that system tools are there: .ci/need.sh TOOL ...  (TOOL: make, g++, python, python-headers, ip, sshd)
 #
 # A missing one is named together with the Debian package that provides it; as root on Debian it is installed.
 # `python` also prints, as its last line, the interpreter to build the environment with: Python 3.11 if there is one
@@ -35,6 +35,8 @@ package_of() {
     case $1 in
         python) echo "python3-venv" ;;
         python-headers) echo "python3-dev" ;;
+        ip) echo "iproute2" ;;
+        sshd) echo "openssh-server" ;;
         *) echo "$1" ;;
     esac
 }
@@ -43,8 +45,26 @@ rule_of() {
     case $1 in
         python) echo "Python 3.11 or newer with its venv and ensurepip modules is needed" ;;
         python-headers) echo "the header Python.h is needed to build Horovod" ;;
+        ip | sshd) echo "$1 is needed for the tests of several hosts" ;;
         *) echo "$1 is needed" ;;
     esac
+}
+
+# The package of a daemon starts it, now and at every boot, for all the network. Only its program is wanted.
+install_without_starting() {
+    local policy=/usr/sbin/policy-rc.d
+    if [ ! -e $policy ]; then
+        trap "rm -f $policy" EXIT
+        printf '#!/bin/sh\nexit 101\n' >$policy
+        chmod 755 $policy
+    fi
+    install "$1"
+    if command -v systemctl >/dev/null; then systemctl --quiet disable ssh.service >&2 || true; fi
+}
+
+install() {
+    DEBIAN_FRONTEND=noninteractive apt-get update -qq >&2
+    DEBIAN_FRONTEND=noninteractive apt-get install -y -qq "$1" >&2
 }
 
 for tool in "$@"; do
@@ -57,8 +77,7 @@ for tool in "$@"; do
         say "need: $(rule_of "$tool") and was not found. Debian's package: $package"
         if [ "$(id -u)" -eq 0 ] && [ -e /etc/debian_version ] && command -v apt-get >/dev/null; then
             say "need: installing $package"
-            DEBIAN_FRONTEND=noninteractive apt-get update -qq >&2
-            DEBIAN_FRONTEND=noninteractive apt-get install -y -qq "$package" >&2
+            if [ "$tool" = sshd ]; then install_without_starting "$package"; else install "$package"; fi
         else
             say "need: install it, e.g. with: sudo apt-get install $package"
             exit 1

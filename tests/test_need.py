@@ -30,7 +30,10 @@ def need(path: Path, *tools: str, **environment: str) -> subprocess.CompletedPro
     return subprocess.run([bash, NEED, *tools], env=env, capture_output=True, text=True, timeout=60)
 
 
-@pytest.mark.parametrize(("tool", "package"), [("make", "make"), ("g++", "g++"), ("python", "python3-venv")])
+@pytest.mark.parametrize(
+    ("tool", "package"),
+    [("make", "make"), ("g++", "g++"), ("python", "python3-venv"), ("ip", "iproute2"), ("sshd", "openssh-server")],
+)
 def test_a_missing_tool_is_named_with_its_package(path: Path, tool: str, package: str) -> None:
     done = need(path, tool)  # no apt-get on this PATH, so nothing is installed
     assert done.returncode == 1

@@ -9,8 +9,11 @@ import sys
 import tempfile
 import time
 import uuid
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+import torch
 
 HERE = Path(__file__).parent
 HOROVODRUN = Path(sys.executable).with_name("horovodrun")
@@ -18,15 +21,20 @@ GPTF = Path(sys.executable).with_name("gptf")
 
 
 class Job:
-    """``horovodrun -np size command``; the output of all workers goes to one file."""
+    """``horovodrun -np size command``; the output of all workers goes to one file.
 
-    def __init__(self, size: int, *command: object, cwd: Path | None = None, **environment: str) -> None:
+    :param inside: what the command line begins with, where it is to run on another host.
+    """
+
+    def __init__(
+        self, size: int, *command: object, cwd: Path | None = None, inside: Sequence[str] = (), **environment: str
+    ) -> None:
         self.mark = f"GPTF_TEST_JOB={uuid.uuid4().hex}"
         name, _, value = self.mark.partition("=")
         self.log = tempfile.TemporaryFile("w+")  # noqa: SIM115
         env = {**os.environ, "OMP_NUM_THREADS": "1", **environment, name: value}
         self.launcher = subprocess.Popen(
-            [HOROVODRUN, "-np", str(size), "--gloo", *map(str, command)],
+            [*inside, HOROVODRUN, "-np", str(size), "--gloo", *map(str, command)],
             stdout=self.log, stderr=subprocess.STDOUT, env=env, cwd=cwd, start_new_session=True,
         )  # fmt: skip
 
@@ -57,11 +65,14 @@ class Job:
             assert time.monotonic() < end, self.text()
             time.sleep(0.05)
 
-    def finish(self, code: int = 0, seconds: float = 90.0) -> str:
-        """The output of a job that ends with this code in time and leaves nothing behind."""
+    def finish(self, code: int = 0, seconds: float = 90.0, patience: float = 2.0) -> str:
+        """The output of a job that ends with this code in time and leaves nothing behind.
+
+        :param patience: seconds that its processes may outlive horovodrun.
+        """
         try:
             found = self.launcher.wait(seconds)
-            end = time.monotonic() + 2.0
+            end = time.monotonic() + patience
             while (left := self.processes()) and time.monotonic() < end:
                 time.sleep(0.05)
             assert not left, f"left behind: {list(left)}\n{self.text()}"
@@ -78,6 +89,20 @@ class Job:
 def results(text: str) -> dict[int, Any]:
     """What each worker printed after RESULT."""
     return {int(rank): json.loads(found) for rank, found in re.findall(r"^\[(\d+)\]<stdout>:RESULT (.*)$", text, re.M)}
+
+
+def assert_agreement(found: dict[str, Any], expected: dict[str, Any]) -> None:
+    """What workers printed of a problem, against one process: the bound to 1e-12, the gradient to 1e-8."""
+    assert len(found) > 1
+    for name, mine in found.items():
+        (bound, gradient), (reference, direction) = _numbers(mine), _numbers(expected[name])
+        assert abs(bound - reference) <= 1e-12 * abs(reference), name
+        assert float((gradient - direction).norm()) <= 1e-8 * float(direction.norm()), name
+
+
+def _numbers(found: dict[str, Any]) -> tuple[float, torch.Tensor]:
+    gradient = [float.fromhex(number) for number in found["gradient"]]
+    return float.fromhex(found["bound"]), torch.tensor(gradient, dtype=torch.float64)
 
 
 def errors(text: str) -> dict[int, str]:

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from jobs import HERE, Job, results
+from jobs import HERE, Job, assert_agreement, results
 
 pytest.importorskip("horovod", reason="Horovod is not installed: make horovod (Python 3.11)")
 pytestmark = pytest.mark.timeout(300)
@@ -28,17 +27,9 @@ def three(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[int, Any], Pat
     return results(job.finish()), timeline
 
 
-def numbers(found: dict[str, Any]) -> tuple[float, torch.Tensor]:
-    gradient = [float.fromhex(number) for number in found["gradient"]]
-    return float.fromhex(found["bound"]), torch.tensor(gradient, dtype=torch.float64)
-
-
 def test_three_workers_agree_with_one_process(alone: dict[str, Any], three: tuple[dict[int, Any], Path]) -> None:
     assert len(three[0]) == 3
-    for name, mine in three[0][0]["found"].items():
-        (bound, gradient), (expected, reference) = numbers(mine), numbers(alone[name])
-        assert abs(bound - expected) <= 1e-12 * abs(expected), name
-        assert float((gradient - reference).norm()) <= 1e-8 * float(reference.norm()), name
+    assert_agreement(three[0][0]["found"], alone)
 
 
 def test_the_bits_are_the_same_on_all_workers_and_in_a_second_job(three: tuple[dict[int, Any], Path]) -> None:

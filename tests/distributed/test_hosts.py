@@ -1,0 +1,86 @@
+"""Jobs across two hosts: the same answer as one process, and an end in time when the cable between them is cut."""
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from hosts import INTERFACE, Host, missing, two_hosts
+from jobs import GPTF, HERE, Job, assert_agreement, errors, results
+
+from gptf_gpytorch import fit, read
+from gptf_gpytorch.training.saved import FittedModel
+
+pytest.importorskip("horovod", reason="Horovod is not installed: make horovod (Python 3.11)")
+pytestmark = pytest.mark.timeout(300)
+# Its cache, in the home of the user, would remember from another time which hosts can be reached.
+ACROSS = ["--disable-cache", "-H", "host1:1,host2:1"]
+
+
+@pytest.fixture
+def hosts() -> Iterator[tuple[Host, Host]]:
+    reason = missing()
+    if reason is not None:
+        pytest.skip(f"No hosts to test with. {reason}")
+    with two_hosts() as found:
+        yield found
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    cells = torch.cartesian_prod(torch.arange(9), torch.arange(8), torch.arange(5)).tolist()
+    rows = [f"u{a},{b},{c},{(a * b % 7 - c + (3 * a + 5 * b + c) % 11 / 9):.6f}" for a, b, c in cells]
+    (tmp_path / "ratings.csv").write_text("\n".join(["user,item,day,value", *rows]) + "\n")
+    return tmp_path / "ratings.csv"
+
+
+def test_two_hosts_agree_with_one_process(hosts: tuple[Host, Host]) -> None:
+    script = [sys.executable, HERE / "evaluations.py"]
+    found = results(Job(2, *ACROSS, *script, inside=hosts[0].inside).finish())
+    alone = subprocess.run(script, capture_output=True, text=True, check=True, timeout=120)
+    assert found[0] == found[1]
+    assert_agreement(found[0]["found"], json.loads(alone.stdout.removeprefix("RESULT "))["found"])
+
+
+def test_two_hosts_train_as_one_process_does(hosts: tuple[Host, Host], data: Path, tmp_path: Path) -> None:
+    """From a checkpoint of one process: what k-means starts from is one worker's share, so a fresh start is not the same."""
+    one, two = tmp_path / "one", tmp_path / "two"
+    options = {"inducing": 10, "rank": 2}
+    fit(read(data), max_iterations=2, output=one, **options)
+    shutil.copytree(one, two)
+    alone = fit(read(data), max_iterations=12, output=one, resume=True, **options)
+    command = [GPTF, "train", data, "--inducing", 10, "--rank", 2, "--max-iterations", 12, "--output", two, "--resume"]
+    text = Job(2, *ACROSS, "--network-interfaces", INTERFACE, *command, inside=hosts[0].inside).finish()
+    assert ", 2 workers" in text
+    expected, found = ([step.bound for step in each.history.steps] for each in (alone, FittedModel.load(two)))
+    assert len(found) == len(expected) == 12
+    assert found == pytest.approx(expected, rel=1e-10)
+
+
+def test_a_cut_cable_ends_the_job_on_both(hosts: tuple[Host, Host], data: Path) -> None:
+    first, second = hosts
+    endless = ["--max-iterations", 10**6, "--tolerance", 0, "--gradient-tolerance", 0, "--validation", 0]
+    command = [GPTF, "train", data, "--inducing", 10, "--rank", 2, *endless, "--timeout", 8]
+    job = Job(2, *ACROSS, "--network-interfaces", INTERFACE, *command, inside=first.inside)
+    job.wait_for("step 10 ")
+    assert job.worker(0) in first.processes()
+    assert job.worker(1) in second.processes()
+    second.run("ip", "link", "set", INTERFACE, "down")
+    cut = time.monotonic()
+    text = job.finish(code=1, seconds=20, patience=10)
+    while (left := {**first.processes(), **second.processes()}) and time.monotonic() < cut + 20:
+        time.sleep(0.05)
+    assert not left, text
+    assert time.monotonic() - cut < 20, text
+    assert re.search(r"worker 1 \(process \d+ on host2\) does not answer", errors(text)[0]), text
+
+
+def test_what_hosts_need_and_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("hosts.PATH", str(tmp_path))
+    assert re.search("only root|ip was not found, .* Debian's package: iproute2", missing() or "")
