@@ -11,6 +11,7 @@ from typing import Any
 import click
 import matplotlib as mpl
 import numpy as np
+from cost_model import NETWORKS, PROBLEMS, CostModel
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -44,6 +45,7 @@ def main(results: Path, figures: Path | None) -> None:
         "entries": (entries, "scaling"),
         "inducing_and_rank": (inducing_and_rank, "sweep"),
         "memory": (memory, "scaling"),
+        "workers": (workers, "workers"),
     }
     with mpl.rc_context(STYLE):
         for name, (draw, source) in drawn.items():
@@ -159,6 +161,29 @@ def memory(result: dict[str, Any]) -> Figure:
     axes.set_ylabel("MiB")
     axes.set_title(f"Growth of peak memory in evaluations, p = {result['inducing']}", loc="left")
     axes.legend()
+    return figure
+
+
+def workers(result: dict[str, Any]) -> Figure:
+    """What was measured on one and two workers, and what the cost model says of many."""
+    model, measured = CostModel.of(result), {int(count): value for count, value in result["median seconds"].items()}
+    counts = 2 ** np.arange(11)
+    panels = {f"{result['entries']:,} entries": (result["entries"], result["parameters"]), **PROBLEMS}
+    figure = Figure(figsize=(9.6, 3.5), layout="constrained")
+    for axes, (name, problem) in zip(figure.subplots(1, len(panels)), panels.items(), strict=True):
+        alone = model.seconds(1, *problem, NETWORKS[0])
+        axes.loglog(counts, alone / counts, ":", color=PEER, label="perfect")
+        for gbit, colour, line in zip(NETWORKS, (FLOOR, OURS), ("-", "--"), strict=True):
+            seconds = [model.seconds(int(count), *problem, gbit) for count in counts]
+            axes.loglog(counts, seconds, line, color=colour, label=f"model, {gbit} Gbit/s")
+        if problem[0] == result["entries"]:
+            axes.loglog(list(measured), list(measured.values()), "o", color="#222222", label="measured")
+        axes.set_xticks([1, 8, 64, 1024], ["1", "8", "64", "1024"])
+        axes.xaxis.set_minor_locator(mpl.ticker.NullLocator())
+        axes.set_xlabel("workers of one core")
+        axes.set_title(name, loc="left")
+        axes.legend(loc="lower left", fontsize=7)
+    figure.axes[0].set_ylabel("seconds an evaluation")
     return figure
 
 

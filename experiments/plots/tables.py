@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import click
+from cost_model import NETWORKS, PROBLEMS, CostModel
 
 RESULTS = Path(__file__).parents[1] / "results"
 
@@ -37,30 +38,33 @@ def evaluation() -> str:
 
 def workers() -> str:
     """What the cost model says of many workers."""
-    found = json.loads((RESULTS / "workers.json").read_text())
-    p, rank = found["inducing"], 3
-    fixed = found["seconds of an evaluation without entries"]
-    entry = (found["median seconds"]["1"] - fixed) / found["entries"]  # seconds an entry, on one core
-    hop = 1e-6 * found["allreduce microseconds"]["2"]["1"] / 2  # a message to a neighbour and back is two
-    problems = {"the paper's click log": (97_000, rank * 260_390), "1e9 entries": (10**9, rank * 260_390)}
-    lines = ["| workers | " + " | ".join(f"{name}, {gbit} Gbit/s" for name in problems for gbit in (10, 100)) + " |"]
-    lines.append("|---" * (1 + 2 * len(problems)) + "|")
+    model = CostModel.of(json.loads((RESULTS / "workers.json").read_text()))
+    lines = ["| workers | " + " | ".join(f"{name}, {gbit} Gbit/s" for name in PROBLEMS for gbit in NETWORKS) + " |"]
+    lines.append("|---" * (1 + len(PROBLEMS) * len(NETWORKS)) + "|")
     for count in (1, 8, 32, 128, 512, 1024):
         cells = []
-        for n, parameters in problems.values():
-            for gbit in (10, 100):
-                alone = fixed + entry * n
-                together = sum(
-                    2 * (count - 1) * hop + 2 * (count - 1) / count * 64 * numbers / (gbit * 1e9)
-                    for numbers in (p * p + p, parameters)
-                )
-                seconds = fixed + entry * n / count + (together if count > 1 else 0.0)
+        for problem in PROBLEMS.values():
+            for gbit in NETWORKS:
+                alone, seconds = (model.seconds(workers, *problem, gbit) for workers in (1, count))
                 cells.append(f"{seconds:.3g} s, {alone / seconds:.3g}x")
         lines.append(f"| {count:,} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
-TABLES = {"evaluation": evaluation, "workers": workers}
+def key_value() -> str:
+    """The gradient with and without keys."""
+    found = json.loads((RESULTS / "key_value.json").read_text())
+    seconds, ours = found["median seconds"], found["median seconds"]["without keys"]
+    together = found["getting the gradient together: slower with keys by"]
+    whole = found["a whole evaluation: slower with keys by"]
+    sizes = f"{found['workers']} workers, {found['entries']:,} entries, rank {found['rank']}, p = {found['inducing']}"
+    lines = [f"| {sizes} | getting the gradient together: s | x | a whole evaluation: x |", "|---" * 4 + "|"]
+    lines.append(f"| without keys | {ours:.3f} | 1.0 | 1.00 |")
+    lines += [f"| {name} | {seconds[name]:.3f} | {together[name]:.1f} | {whole[name]:.2f} |" for name in together]
+    return "\n".join(lines)
+
+
+TABLES = {"evaluation": evaluation, "workers": workers, "key_value": key_value}
 
 
 @click.command(help=__doc__)

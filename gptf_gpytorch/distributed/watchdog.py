@@ -159,7 +159,9 @@ class Watchdog:
         return "?" if frame is None else f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"
 
     def _finish(self, number: int, verdict: str, culprits: list[int]) -> None:
-        message = f"Error: All workers must join a collective within {self.timeout:g} s. In collective {number}, {verdict}"
+        message = (
+            f"Error: All workers must join a collective within {self.timeout:g} s. In collective {number}, {verdict}"
+        )
         with suppress(OSError):  # nobody may listen any more, if the network is gone
             print(message, file=sys.stderr, flush=True)  # noqa: T201
         self._wait_for_the_others(number)

@@ -11,7 +11,7 @@ from PIL import Image
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "experiments" / "results"
-FIGURES = {"evaluation", "prediction", "entries", "inducing_and_rank", "memory"}
+FIGURES = {"evaluation", "prediction", "entries", "inducing_and_rank", "memory", "workers"}
 
 
 def draw(results: Path, figures: Path) -> subprocess.CompletedProcess[str]:
@@ -58,7 +58,7 @@ def test_a_figure_follows_its_result(tmp_path: Path) -> None:
     assert changed == {"evaluation"}
 
 
-@pytest.mark.parametrize("name", ["evaluation", "prediction", "scaling", "sweep"])
+@pytest.mark.parametrize("name", ["evaluation", "prediction", "scaling", "sweep", "workers"])
 def test_a_missing_result_is_named(tmp_path: Path, name: str) -> None:
     results = tmp_path / "results"
     shutil.copytree(RESULTS, results, ignore=shutil.ignore_patterns("figures"))
