@@ -115,7 +115,8 @@ class Watchdog:
             except OSError as error:
                 if waited < self.timeout:
                     continue
-                verdict, culprits = f"horovodrun does not answer any more ({error}).", []
+                me = f"worker {self.rank} (process {os.getpid()} on {socket.gethostname()})"
+                verdict, culprits = f"horovodrun does not answer {me} any more: {error}.", []
             if verdict is None and waited >= 2 * self.timeout and self._name:
                 verdict = f"all workers wait in it ({self._name}): the network between them does not work."
             if verdict is not None and self._number == number and not self._stopped.is_set():

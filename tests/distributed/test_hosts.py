@@ -42,7 +42,7 @@ def data(tmp_path: Path) -> Path:
 
 def test_two_hosts_agree_with_one_process(hosts: tuple[Host, Host]) -> None:
     script = [sys.executable, HERE / "evaluations.py"]
-    found = results(Job(2, *ACROSS, *script, inside=hosts[0].inside).finish())
+    found = results(Job(2, *ACROSS, *script, inside=hosts[0].inside).finish(seconds=200))
     alone = subprocess.run(script, capture_output=True, text=True, check=True, timeout=120)
     assert found[0] == found[1]
     assert_agreement(found[0]["found"], json.loads(alone.stdout.removeprefix("RESULT "))["found"])
@@ -56,7 +56,7 @@ def test_two_hosts_train_as_one_process_does(hosts: tuple[Host, Host], data: Pat
     shutil.copytree(one, two)
     alone = fit(read(data), max_iterations=12, output=one, resume=True, **options)
     command = [GPTF, "train", data, "--inducing", 10, "--rank", 2, "--max-iterations", 12, "--output", two, "--resume"]
-    text = Job(2, *ACROSS, "--network-interfaces", INTERFACE, *command, inside=hosts[0].inside).finish()
+    text = Job(2, *ACROSS, "--network-interfaces", INTERFACE, *command, inside=hosts[0].inside).finish(seconds=200)
     assert ", 2 workers" in text
     expected, found = ([step.bound for step in each.history.steps] for each in (alone, FittedModel.load(two)))
     assert len(found) == len(expected) == 12
@@ -68,7 +68,7 @@ def test_a_cut_cable_ends_the_job_on_both(hosts: tuple[Host, Host], data: Path) 
     endless = ["--max-iterations", 10**6, "--tolerance", 0, "--gradient-tolerance", 0, "--validation", 0]
     command = [GPTF, "train", data, "--inducing", 10, "--rank", 2, *endless, "--timeout", 8]
     job = Job(2, *ACROSS, "--network-interfaces", INTERFACE, *command, inside=first.inside)
-    job.wait_for("step 10 ")
+    job.wait_for("step 10 ", seconds=200)
     assert job.worker(0) in first.processes()
     assert job.worker(1) in second.processes()
     second.run("ip", "link", "set", INTERFACE, "down")
@@ -78,7 +78,9 @@ def test_a_cut_cable_ends_the_job_on_both(hosts: tuple[Host, Host], data: Path) 
         time.sleep(0.05)
     assert not left, text
     assert time.monotonic() - cut < 20, text
-    assert re.search(r"worker 1 \(process \d+ on host2\) does not answer", errors(text)[0]), text
+    # On a machine that is too busy for horovodrun to answer worker 0 in time, the line names worker 0.
+    verdict = r"worker 1 \(process \d+ on host2\) does not answer|does not answer worker 0 \(process \d+ on host1\)"
+    assert re.search(verdict, errors(text)[0]), text
 
 
 def test_what_hosts_need_and_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
