@@ -7,6 +7,8 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from gptf_gpytorch.distributed.threads import everywhere
+
 Keys = np.ndarray[Any, np.dtype[Any]]
 
 
@@ -69,11 +71,15 @@ class CellKeys:
 
     def _position(self, array: Keys, group: list[int]) -> Keys:
         positions = np.zeros(len(array), dtype=np.int64)
-        for start in range(0, len(array), 2**15):  # whose rows stay in a cache from one mode to the next
-            position, rows = positions[start : start + 2**15], array[start : start + 2**15]
-            for mode in group:
-                position *= self.shape[mode]
-                position += rows[:, mode]
+
+        def fill(rows: range) -> None:
+            for start in rows[:: 2**15]:  # whose rows stay in a cache from one mode to the next
+                part = slice(start, min(start + 2**15, rows.stop))
+                for mode in group:
+                    positions[part] *= self.shape[mode]
+                    positions[part] += array[part, mode]
+
+        everywhere(fill, len(array))
         return positions
 
 

@@ -62,6 +62,16 @@ def split(job: Callable[[Sequence[Any]], _Result], chunks: Sequence[Any], thread
         yield from (other.result() for other in others)
 
 
+def everywhere(job: Callable[[range], _Result], rows: int) -> list[_Result]:
+    """A job on equal parts of the rows, one for each core, if there are enough to be worth it."""
+    count = available() if rows > 2**20 else 1
+    parts = [range(part * rows // count, (part + 1) * rows // count) for part in range(count)]
+    if count == 1:
+        return [job(parts[0])]
+    with ThreadPoolExecutor(count) as pool:
+        return list(pool.map(job, parts))
+
+
 class _OneCoreEach:
     """While anyone is inside, torch and the BLAS libraries use one thread for each operation; the last one out restores.
 

@@ -133,17 +133,17 @@ class Rows:
         if vocabulary is None:
             indices = IndexColumn(name, source, self.base, size if unseen == "error" else None)
             indices.add(block.column(name))
-            rows, _ = indices.finish()
+            rows = indices.finish()[0].whole()
             return np.where(rows < size, rows, -1)
         with closing(IdColumn(name, source, vocabulary.kind, text=self.text)) as column:
             column.add(block.column(name))
             codes, found = column.finish()
         table = vocabulary.encode(found.ids, unseen="prior").numpy()
-        if unseen == "error" and (table < 0).any():
-            row = int(np.flatnonzero(table[codes] < 0)[0])
+        unknown = codes.first(table < 0) if unseen == "error" else None
+        if unknown is not None:
             rule = f"Ids must be among the {len(vocabulary):,} that the model knows (or pass unseen='prior')."
-            raise source.complain(rule, found[int(codes[row])], name, row)
-        return np.asarray(table[codes])
+            raise source.complain(rule, found[codes.at(unknown)], name, unknown)
+        return codes.then(table).whole()
 
 
 def open_rows(fitted: FittedModel, source: Any, *, index_base: int | None = None, typed: bool = True) -> Rows:

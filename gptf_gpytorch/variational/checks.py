@@ -41,7 +41,8 @@ def tensor(name: str, value: Any) -> Tensor:
 def targets(value: Any, n: int, batch_shape: torch.Size, *, binary: bool) -> Tensor:
     """Values of n entries: finite, and 0 or 1 where they are labels."""
     found = _one_an_entry("target", tensor("Targets", value), n, batch_shape)
-    if not bool(found.isfinite().all()):
+    # A sum is finite only if all numbers are, and takes no memory; one that overflowed is looked at again.
+    if not bool(found.sum().isfinite()) and not bool(found.isfinite().all()):
         place = (~found.isfinite()).nonzero()[0].tolist()
         raise InputError(f"Targets must be finite. Got {float(found[tuple(place)])} at position {place[-1]}.")
     if binary:

@@ -2,6 +2,8 @@
 
 import csv
 import gzip
+import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
@@ -262,3 +264,13 @@ def test_options_that_make_no_sense(tmp_path: Path, options: dict, message: str)
 def test_single_precision_on_request(tmp_path: Path) -> None:
     path = write(tmp_path / "a.csv", "u,v,value\na,1,0.1\nc,2,2\n")
     assert read(path, dtype=torch.float32).values.dtype == torch.float32
+
+
+def test_a_text_file_is_read_without_pandas(tmp_path: Path) -> None:
+    # Arrow imports pandas for some conversions, which takes longer than a million rows.
+    (tmp_path / "clicks.csv").write_text("user,ad,value\n" + "".join(f"u{i},{i % 7},{i % 2}\n" for i in range(100)))
+    code = (
+        "import sys, gptf_gpytorch.data as data; data.read('clicks.csv', binary=True); print('pandas' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"

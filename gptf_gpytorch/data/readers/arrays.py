@@ -9,8 +9,8 @@ from torch import Tensor
 
 from gptf_gpytorch.data.entries import TensorEntries
 from gptf_gpytorch.data.readers.collect import settle
-from gptf_gpytorch.data.readers.numbers import Array
 from gptf_gpytorch.data.readers.request import Request, Source
+from gptf_gpytorch.data.readers.rows import Array
 from gptf_gpytorch.errors import DataError, InputError
 
 Found = tuple[Array, Array, tuple[int, ...] | None, str]

@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 
 import numpy as np
@@ -11,10 +12,12 @@ import torch
 from gptf_gpytorch.data import duplicates
 from gptf_gpytorch.data.entries import TensorEntries
 from gptf_gpytorch.data.readers.ids import IdColumn
-from gptf_gpytorch.data.readers.numbers import Array, IndexColumn, NumberColumn, TimeColumn
+from gptf_gpytorch.data.readers.numbers import IndexColumn, NumberColumn, TimeColumn
 from gptf_gpytorch.data.readers.request import Chosen, Request, Source
+from gptf_gpytorch.data.readers.rows import Array, EntityRows
 from gptf_gpytorch.data.rules import index_type
 from gptf_gpytorch.data.vocabulary import Vocabulary
+from gptf_gpytorch.distributed.threads import everywhere
 from gptf_gpytorch.errors import DataError, DataWarning
 
 
@@ -28,6 +31,7 @@ class Parts:
         self.weight = chosen.weight and NumberColumn(chosen.weight, source, dtype=kept, negative=False)
         self.time = chosen.time and TimeColumn(chosen.time, source)
         self.modes = [self._mode(mode, name, text) for mode, name in enumerate(chosen.modes)]
+        self.values: Array = np.empty(0, dtype=kept)
         self.count = 0
 
     def _mode(self, mode: int, name: str, text: bool) -> IdColumn | IndexColumn:
@@ -56,10 +60,12 @@ class Parts:
             if isinstance(column, IdColumn):
                 column.close()
 
-    def finish(self) -> tuple[list[Array], list[Vocabulary | int]]:
+    def finish(self) -> tuple[list[EntityRows], list[Vocabulary | int]]:
         """The rows of each mode, and its vocabulary (the ids found, or those given) or its size."""
-        lanes = [column.lane.submit(column.finish) if isinstance(column, IdColumn) else None for column in self.modes]
-        finished = [lane.result() if lane else column.finish() for lane, column in zip(lanes, self.modes, strict=True)]
+        with ThreadPoolExecutor(1 + len(self.modes)) as pool:
+            values = pool.submit(self.value.finish)
+            finished = list(pool.map(lambda column: column.finish(), self.modes))
+            self.values = values.result()
         rows, sizes = [], []
         for mode, (column, (found, size)) in enumerate(zip(self.modes, finished, strict=True)):
             given = self.request.vocabulary(mode, column.name)
@@ -69,17 +75,19 @@ class Parts:
             sizes.append(size)
         return rows, sizes
 
-    def _translate(self, rows: Array, found: Vocabulary, given: Vocabulary, name: str) -> Array:
+    def _translate(self, rows: EntityRows, found: Vocabulary, given: Vocabulary, name: str) -> EntityRows:
         if found.kind != given.kind:
-            raise self.source.complain(f"Ids must be {given.kind}s, as the vocabulary's are.", found[rows[0]], name, 0)
+            raise self.source.complain(
+                f"Ids must be {given.kind}s, as the vocabulary's are.", found[rows.at(0)], name, 0
+            )
         table = given.encode(found.ids, unseen="prior").numpy()
-        if self.request.unseen == "error" and (table < 0).any():
-            row = int(np.flatnonzero(table[rows] < 0)[0])
+        unknown = rows.first(table < 0) if self.request.unseen == "error" else None
+        if unknown is not None:
             rule = f"Ids must be among the {len(given):,} of the vocabulary (or pass unseen='prior')."
-            raise self.source.complain(rule, found[int(rows[row])], name, row)
-        return np.asarray(table[rows])
+            raise self.source.complain(rule, found[rows.at(unknown)], name, unknown)
+        return rows.then(table)
 
-    def entries(self, rows: list[Array], sizes: list[Vocabulary | int]) -> TensorEntries:
+    def entries(self, rows: list[EntityRows], sizes: list[Vocabulary | int]) -> TensorEntries:
         """The entries of rows in vocabularies that are final."""
         shape = tuple(size if isinstance(size, int) else len(size) for size in sizes)
         for name, size, wanted in zip(self.chosen.modes, shape, self.request.shape or shape, strict=True):
@@ -90,13 +98,18 @@ class Parts:
                 )
         kind = np.int32 if index_type(shape) == torch.int32 else np.int64
         indices = np.empty((self.count, len(rows)), dtype=kind)
-        for start in range(0, self.count, 2**15):  # whose rows stay in a cache from one mode to the next
-            for mode, found in enumerate(rows):
-                indices[start : start + 2**15, mode] = found[start : start + 2**15]
+
+        def fill(some: range) -> None:
+            for start in some[:: 2**15]:  # whose rows stay in a cache from one mode to the next
+                part = slice(start, min(start + 2**15, some.stop))
+                for mode, found in enumerate(rows):
+                    found.write(indices[part, mode], start)
+
+        everywhere(fill, self.count)
         rows.clear()  # their memory is free again
         return TensorEntries(
             indices=torch.from_numpy(indices),
-            values=torch.from_numpy(self.value.finish()),
+            values=torch.from_numpy(self.values),
             shape=shape,
             names=self.chosen.modes,
             vocabularies=tuple(size if isinstance(size, Vocabulary) else None for size in sizes),

@@ -9,11 +9,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from gptf_gpytorch.data.readers import packing
+from gptf_gpytorch.data.readers.numbers import unboxed
 from gptf_gpytorch.data.readers.request import IdKind, Source
+from gptf_gpytorch.data.readers.rows import Array, EntityRows
 from gptf_gpytorch.data.vocabulary import Vocabulary, id_type
 from gptf_gpytorch.errors import DataError
 
-Array = np.ndarray[Any, Any]
 LONGEST_ID = 2**16
 # Bytes of a column that wait to be encoded together: few, so that their memory is used again soon, but many more than
 # the distinct ids, which each time are merged.
@@ -65,7 +66,7 @@ class IdColumn:
 
     def _take(self, block: pa.Array) -> None:
         if self.packing is None:
-            self.packing = pa.types.is_string(block.type) and pc.count_distinct(block).as_py() > len(block) / 4
+            self.packing = packing.is_text(block) and pc.count_distinct(block).as_py() > len(block) / 4
         if self.packing and packing.packs(block):
             if self.packer is None:
                 self._encode()
@@ -83,19 +84,28 @@ class IdColumn:
         """Turn what waits into codes."""
         if self.packer:
             (codes, ids), self.packer = self.packer.finish(), None
+        elif self.waiting and pa.types.is_dictionary(self.waiting[0].type):
+            blocks, self.waiting = pa.chunked_array(self.waiting).unify_dictionaries(), []
+            codes, ids = [unboxed(block.indices) for block in blocks.chunks], self._cast(blocks.chunk(0).dictionary)
         elif self.waiting:
-            blocks, self.waiting = pa.chunked_array(self.waiting), []
-            encoded = blocks.unify_dictionaries() if pa.types.is_dictionary(blocks.type) else blocks.dictionary_encode()
-            ids = self._cast(encoded.chunk(0).dictionary)
-            codes = [chunk.indices.to_numpy(zero_copy_only=False) for chunk in encoded.chunks]
+            blocks, self.waiting = [self._cast(block) for block in self.waiting], []
+            self.codes += self._numbered(blocks)
+            return
         else:
             return
-        if self.distinct is not None:
-            both = pa.chunked_array([_dictionary(self.distinct, 0), _dictionary(ids, len(ids))]).unify_dictionaries()
-            ids, moved = both.chunk(0).dictionary, both.chunk(1).indices.to_numpy(zero_copy_only=False)
+        if self.distinct is None:
+            self.distinct = ids
+        else:
+            (moved,) = self._numbered([ids])
             codes = [moved[part] for part in codes]
-        self.distinct = ids
         self.codes += [part.astype(np.int32, copy=False) for part in codes]
+
+    def _numbered(self, blocks: list[pa.Array]) -> list[Array]:
+        """Codes of ids, where those that are known keep theirs."""
+        known = [] if self.distinct is None else [self.distinct]
+        encoded = pa.chunked_array([*known, *blocks]).dictionary_encode()
+        self.distinct = encoded.chunk(0).dictionary
+        return [unboxed(block.indices) for block in encoded.chunks[len(known) :]]
 
     def _cast(self, ids: pa.Array) -> pa.Array:
         try:
@@ -105,39 +115,37 @@ class IdColumn:
                 f"Integer ids must lie within 64 bits, signed. Got: {error}, in column {self.name!r} of {self.source.name}."
             ) from error
 
-    def finish(self) -> tuple[Array, Vocabulary]:
+    def finish(self) -> tuple[EntityRows, Vocabulary]:
         """The rows `[N]` of all ids, and their vocabulary: the ids that are used, sorted."""
         while self.tasks:
             self.tasks.popleft().result()
         self._encode()
         if self.distinct is None:
-            return np.empty(0, dtype=np.int32), Vocabulary([])
-        codes, self.codes = self.codes[0] if len(self.codes) == 1 else np.concatenate(self.codes), []
+            return EntityRows([]), Vocabulary([])
+        rows = EntityRows(self.codes)
         if not self.text:
-            codes = self._drop_unused(codes)
-        ids = self._typed(self.distinct, codes)
+            rows = self._drop_unused(rows)
+        ids = self._typed(self.distinct, rows)
         if pc.all(pc.less(ids[:-1], ids[1:])).as_py():
-            return codes, Vocabulary.trusted(ids)
+            return rows, Vocabulary.trusted(ids)
         order = pc.array_sort_indices(ids)
         rank = np.empty(len(ids), dtype=np.int32)
-        rank[order.to_numpy()] = np.arange(len(ids), dtype=np.int32)
-        rows = codes if codes.flags.writeable else np.empty_like(codes)  # fresh memory takes longer than the work
-        return np.take(rank, codes, out=rows, mode="clip"), Vocabulary.trusted(ids.take(order))
+        rank[unboxed(order)] = np.arange(len(ids), dtype=np.int32)
+        return rows.then(rank), Vocabulary.trusted(ids.take(order))
 
-    def _drop_unused(self, codes: Array) -> Array:
+    def _drop_unused(self, rows: EntityRows) -> EntityRows:
         """Leave out categories of a table that no row has."""
-        used = np.zeros(len(self.distinct), dtype=bool)
-        used[codes] = True
+        used = rows.used(len(self.distinct))
         if used.all():
-            return codes
+            return rows
         self.distinct = self.distinct.filter(pa.array(used))
-        return (np.cumsum(used, dtype=np.int32) - np.int32(1))[codes]
+        return rows.then(np.cumsum(used, dtype=np.int32) - np.int32(1))
 
-    def _typed(self, ids: pa.Array, codes: Array) -> pa.Array:
+    def _typed(self, ids: pa.Array, rows: EntityRows) -> pa.Array:
         """The ids as what the caller asked for, or as what they are."""
         if pa.types.is_integer(ids.type):
             return ids if self.kind != "string" else ids.cast(pa.large_string())
-        self._check_text(ids, codes)
+        self._check_text(ids, rows)
         if self.kind == "string" or (self.kind == "auto" and not self.text):
             return ids
         integers = _integers(ids)
@@ -145,36 +153,33 @@ class IdColumn:
             return integers
         if self.kind == "integer":
             bad = np.array([_integers(ids[place : place + 1]) is None for place in range(len(ids))])
-            raise self._complain("Ids must be integers, written without leading zeros or signs.", bad, ids, codes)
+            raise self._complain("Ids must be integers, written without leading zeros or signs.", bad, ids, rows)
         if _floats(ids):
             bad = pc.match_substring(ids, ".").to_numpy(zero_copy_only=False)
             rule = "Ids must be strings or integers (ids='string' takes the text as it is, modes= leaves a column out)."
-            raise self._complain(rule, bad, ids, codes)
+            raise self._complain(rule, bad, ids, rows)
         return ids
 
-    def _check_text(self, ids: pa.Array, codes: Array) -> None:
+    def _check_text(self, ids: pa.Array, rows: EntityRows) -> None:
+        lengths = unboxed(pc.binary_length(ids))
         rules = {
-            "Ids must not be empty.": pc.equal(pc.binary_length(ids), 0),
-            "Ids must not hold a newline or NUL.": pc.match_substring_regex(ids, r"[\x00\r\n]"),
-            f"Ids must be at most {LONGEST_ID:,} bytes long.": pc.greater(pc.binary_length(ids), LONGEST_ID),
+            "Ids must not be empty.": lengths == 0,
+            f"Ids must be at most {LONGEST_ID:,} bytes long.": lengths > LONGEST_ID,
         }
-        for rule, found in rules.items():
-            bad = found.to_numpy(zero_copy_only=False)
+        if packing.holds(ids, b"\x00\r\n"):
+            control = pc.match_substring_regex(ids, r"[\x00\r\n]")
+            rules["Ids must not hold a newline or NUL."] = control.to_numpy(zero_copy_only=False)
+        for rule, bad in rules.items():
             if bad.any():
-                raise self._complain(rule, bad, ids, codes)
+                raise self._complain(rule, bad, ids, rows)
 
-    def _complain(self, rule: str, bad: Array, ids: pa.Array, codes: Array) -> DataError:
-        row = int(np.flatnonzero(bad[codes])[0])
-        return self.source.complain(rule, ids[int(codes[row])].as_py(), self.name, row)
+    def _complain(self, rule: str, bad: Array, ids: pa.Array, rows: EntityRows) -> DataError:
+        entry = rows.first(bad) or 0
+        return self.source.complain(rule, ids[rows.at(entry)].as_py(), self.name, entry)
 
 
 def _plain(block: pa.Array) -> pa.Array:
     return block.dictionary_decode() if pa.types.is_dictionary(block.type) else block
-
-
-def _dictionary(ids: pa.Array, count: int) -> pa.DictionaryArray:
-    """The first ids, each once, as codes into all of them."""
-    return pa.DictionaryArray.from_arrays(pa.array(np.arange(count, dtype=np.int32)), ids)
 
 
 def _integers(ids: pa.Array) -> pa.Array | None:

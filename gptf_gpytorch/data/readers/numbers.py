@@ -9,8 +9,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from gptf_gpytorch.data.readers.request import Source
+from gptf_gpytorch.data.readers.rows import Array, EntityRows
 
-Array = np.ndarray[Any, Any]
+
+def unboxed(block: pa.Array) -> Array:
+    """Numbers without a missing one, where they are. (Arrow's ``to_numpy`` would import pandas.)"""
+    return np.from_dlpack(block)
 
 
 class IndexColumn:
@@ -29,7 +33,7 @@ class IndexColumn:
             raise self.source.complain(rule, first, self.name, self.count)
         if block.null_count:
             raise self.source.complain(rule, None, self.name, self.count + pc.index(block.is_null(), True).as_py())
-        found = block.to_numpy(zero_copy_only=False)
+        found = unboxed(block)
         low = int(found.min(initial=self.base))
         high = int(found.max(initial=self.base))
         if low < self.base:
@@ -43,10 +47,10 @@ class IndexColumn:
         self.blocks.append((found - self.base).astype(np.int32 if high - self.base < 2**31 else np.int64))
         self.count += len(block)
 
-    def finish(self) -> tuple[Array, int]:
+    def finish(self) -> tuple[EntityRows, int]:
         """The rows `[N]`, and the size of the mode."""
         blocks, self.blocks = self.blocks, []
-        return _joined(blocks, np.int32), self.size if self.size is not None else self.highest + 1
+        return EntityRows(blocks), self.size if self.size is not None else self.highest + 1
 
 
 class NumberColumn:
@@ -71,7 +75,7 @@ class NumberColumn:
         if block.null_count:
             row = pc.index(block.is_null(), True).as_py()
             raise self.source.complain("Values must not be missing.", None, self.name, self.count + row)
-        found = block.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False)
+        found = unboxed(block.cast(pa.float64(), safe=False))
         self._refuse(~np.isfinite(found), "Values must be finite numbers.", found)
         if self.binary:
             self._refuse(found * found != found, "Labels must be 0 or 1.", found)
@@ -109,9 +113,9 @@ class TimeColumn:
             raise self.source.complain("Times must not be missing.", None, self.name, self.count + row)
         if pa.types.is_timestamp(block.type) or pa.types.is_date(block.type):
             moments = block.cast(pa.timestamp("us", tz=getattr(block.type, "tz", None)), safe=False)
-            found = moments.cast(pa.int64()).to_numpy()
+            found = unboxed(moments.cast(pa.int64()))
         elif pa.types.is_integer(block.type) or pa.types.is_floating(block.type):
-            found = block.to_numpy(zero_copy_only=False)
+            found = unboxed(block)
         else:
             items = block.to_pylist()
             row = next((row for row, item in enumerate(items) if not reads_as_time(str(item))), 0)

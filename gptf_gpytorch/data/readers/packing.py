@@ -4,17 +4,15 @@ A string of at most 16 bytes, none of them NUL, is one or two 64-bit words, exac
 first, then zeros. So words compare as the strings do.
 """
 
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from gptf_gpytorch.data.readers.rows import Array
 from gptf_gpytorch.distributed import threads
 
-Array = np.ndarray[Any, Any]
 Words = list[Array]
 """The first eight bytes of each string, and where some are longer, the next eight."""
 
@@ -27,18 +25,29 @@ _MASKS = [
 _ODD = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xBF58476D1CE4E5B9)
 
 
+def is_text(block: pa.Array) -> bool:
+    """Whether a block is of strings that lie one after the other."""
+    return bool(pa.types.is_string(block.type) or pa.types.is_large_string(block.type))
+
+
 def packs(block: pa.Array) -> bool:
     """Whether a block of strings can be packed."""
-    if not pa.types.is_string(block.type) or (pc.max(pc.binary_length(block)).as_py() or 0) > LONGEST:
+    if not is_text(block) or (pc.max(pc.binary_length(block)).as_py() or 0) > LONGEST:
         return False
+    return not holds(block, b"\x00")
+
+
+def holds(block: pa.Array, characters: bytes) -> bool:
+    """Whether some of these characters are in the text of some of the strings."""
     _, low, high, data = _text(block)
-    return not (data[low:high] == 0).any()
+    return any((data[low:high] == character).any() for character in characters)
 
 
 def _text(block: pa.Array) -> tuple[Array, int, int, Array]:
     """The ends of the strings in the text, the part of the text that is theirs, and the text."""
     _, offsets, data = block.buffers()
-    ends = np.frombuffer(offsets, dtype=np.int32)[block.offset : block.offset + len(block) + 1]
+    kind = np.int64 if pa.types.is_large_string(block.type) else np.int32
+    ends = np.frombuffer(offsets, dtype=kind)[block.offset : block.offset + len(block) + 1]
     return ends, int(ends[0]), int(ends[-1]), np.frombuffer(b"" if data is None else data, dtype=np.uint8)
 
 
@@ -100,15 +109,16 @@ class Packer:
     def _sort(self) -> None:
         if not self.waiting:
             return
-        words = _join(self.waiting)
-        self.waiting, self.rows = [], 0
-        if len(words) == 1:
-            found = _distinct(words[0])
-            codes, words = _places(found, words[0]), [found]
+        waiting, self.waiting, self.rows = self.waiting, [], 0
+        if all(len(words) == 1 for words in waiting):
+            parts = [words[0] for words in waiting]
+            words = [_distinct(parts)]
+            codes = _places(words[0], parts)
         else:
-            codes, members = _group(words)
-            words = [word[members] for word in words]
-        self.codes.append([codes.astype(np.int32, copy=False)])
+            words = _join(waiting)
+            group, members = _group(words)
+            codes, words = [group.astype(np.int32, copy=False)], [word[members] for word in words]
+        self.codes.append(codes)
         self.words.append(words)
         if sum(len(words[0]) for words in self.words[1:]) > max(2**23, 2 * len(self.words[0][0])):
             self._merge()
@@ -142,39 +152,40 @@ class Packer:
 def _merged(parts: list[Words]) -> tuple[list[Array], Words]:
     """The distinct strings of all parts, and for each part a table from its codes to theirs."""
     if all(len(words) == 1 for words in parts):
-        found = _distinct(np.concatenate([words[0] for words in parts]))
-        return [_places(found, words[0]) for words in parts], [found]
+        alone = [words[0] for words in parts]
+        found = _distinct(alone)
+        return _places(found, alone), [found]
     words = _join(parts)
     moved, members = _group(words)
     ends = np.cumsum([len(part[0]) for part in parts])
     return np.split(moved, ends[:-1]), [word[members] for word in words]
 
 
-def _distinct(words: Array) -> Array:
+def _distinct(parts: list[Array]) -> Array:
     """The distinct words, sorted, by all cores. (``np.unique`` takes several times as long.)"""
-    found = _everywhere(lambda rows: _once(words[rows.start : rows.stop]), len(words))
-    return found[0] if len(found) == 1 else _once(np.concatenate(found), "stable")  # which merges what is sorted
+    found = threads.everywhere(lambda some: _once(_slice(parts, some)), sum(map(len, parts)))
+    return found[0] if len(found) == 1 else _once(found, "stable")  # which merges what is sorted
 
 
-def _once(words: Array, kind: Literal["quicksort", "stable"] = "quicksort") -> Array:
-    ordered = np.sort(words, kind=kind)
+def _slice(parts: list[Array], rows: range) -> list[Array]:
+    """What of the parts lies within rows of all of them."""
+    ends = np.cumsum([len(part) for part in parts]).tolist()
+    return [
+        part[max(rows.start - end + len(part), 0) : max(rows.stop - end + len(part), 0)]
+        for part, end in zip(parts, ends, strict=True)
+    ]
+
+
+def _once(parts: list[Array], kind: Literal["quicksort", "stable"] = "quicksort") -> Array:
+    ordered = np.concatenate(parts)
+    ordered.sort(kind=kind)
     new = np.ones(len(ordered), dtype=bool)
     np.not_equal(ordered[1:], ordered[:-1], out=new[1:])
     return np.asarray(ordered[new])
 
 
-def _everywhere(job: Callable[[range], Array], rows: int) -> list[Array]:
-    """A job on equal parts of the rows, one for each core."""
-    count = threads.available() if rows > 2**20 else 1
-    parts = [range(part * rows // count, (part + 1) * rows // count) for part in range(count)]
-    if count == 1:
-        return [job(parts[0])]
-    with ThreadPoolExecutor(count) as pool:
-        return list(pool.map(job, parts))
-
-
-def _places(found: Array, words: Array, turn: int = 0) -> Array:
-    """The place of each word among the distinct ones, by a hash table that is filled and read as a whole.
+def _places(found: Array, parts: list[Array], turn: int = 0) -> list[Array]:
+    """The place of each word of the parts among the distinct ones, by a hash table that is filled and read as a whole.
 
     Of several words with one slot the last has it; those that lost, a few, get a table of their own.
     """
@@ -183,21 +194,26 @@ def _places(found: Array, words: Array, turn: int = 0) -> Array:
     table = np.zeros(1 << (64 - int(shift)), dtype=np.int32)
     table[slots] = members
 
-    places = np.empty(len(words), dtype=np.int32)
+    ends = np.cumsum([len(part) for part in parts])
+    places = np.split(np.empty(ends[-1], dtype=np.int32), ends[:-1])
 
-    def guess(rows: range) -> Array:
-        missed = [np.empty(0, dtype=np.intp)]
-        for start in range(rows.start, rows.stop, 2**15):  # so that what is between fits into a cache
-            part = words[start : min(start + 2**15, rows.stop)]
-            guess = table[(part * odd) >> shift]
-            places[start : start + len(part)] = guess
-            missed.append(np.flatnonzero(found[guess] != part) + start)
-        return np.concatenate(missed)
+    def guess(rows: range) -> list[tuple[Array, Array, Array]]:
+        """Guess; of the wrong guesses, the words, the places that were written and which of them are wrong."""
+        missed = []
+        for words, into in zip(_slice(parts, rows), _slice(places, rows), strict=True):
+            for start in range(0, len(words), 2**15):  # so that what is between fits into a cache
+                part, place = words[start : start + 2**15], into[start : start + 2**15]
+                np.take(table, (part * odd) >> shift, out=place, mode="clip")
+                wrong = np.flatnonzero(found[place] != part)
+                missed.append((part[wrong], place, wrong))
+        return missed
 
-    rows = np.concatenate(_everywhere(guess, len(words)))
-    if len(rows):
+    missed = [one for some in threads.everywhere(guess, sum(map(len, parts))) for one in some if len(one[0])]
+    if missed:
         lost = np.flatnonzero(table[slots] != members)
-        places[rows] = lost[_places(found[lost], words[rows], turn + 1)]
+        again = _places(found[lost], [words for words, _, _ in missed], turn + 1)
+        for (_, place, wrong), right in zip(missed, again, strict=True):
+            place[wrong] = lost[right]
     return places
 
 

@@ -15,8 +15,8 @@ from gptf_gpytorch.data import duplicates
 from gptf_gpytorch.data.cells import CellKeys, Keys
 from gptf_gpytorch.data.entries import TensorEntries
 from gptf_gpytorch.data.readers.collect import Parts, note_single
-from gptf_gpytorch.data.readers.numbers import Array
 from gptf_gpytorch.data.readers.request import Request, Source
+from gptf_gpytorch.data.readers.rows import EntityRows
 from gptf_gpytorch.data.readers.tables import Parquet
 from gptf_gpytorch.data.vocabulary import Vocabulary
 from gptf_gpytorch.distributed.communicator import Communicator
@@ -44,7 +44,7 @@ def read_shard(path: str | Path, communicator: Communicator, **options: Any) -> 
     source = Source(str(path), lambda row: table.place(start + row))
     with closing(Parts(request, table.chosen, source)) as parts:
 
-        def take() -> tuple[list[Array], list[Vocabulary | int]]:
+        def take() -> tuple[list[EntityRows], list[Vocabulary | int]]:
             parts.check_any(table.count)
             for block in table.blocks(mine):
                 parts.add(block)
@@ -83,14 +83,16 @@ def _share(table: Parquet, communicator: Communicator) -> list[tuple[Path, int, 
     return mine
 
 
-def _agreed(communicator: Communicator, rows: Array, size: Vocabulary | int) -> tuple[Array, Vocabulary | int]:
+def _agreed(
+    communicator: Communicator, rows: EntityRows, size: Vocabulary | int
+) -> tuple[EntityRows, Vocabulary | int]:
     """The vocabulary, or the size, of a mode on all workers, and this worker's rows in it."""
     if isinstance(size, int):
         found = [int(part) for part in communicator.gather_bytes(str(size).encode())]
         return rows, max(found)
     parts = [_ids(part) for part in communicator.gather_bytes(_bytes(size.ids))]
     union = Vocabulary.sorted(*parts)
-    return union.encode(size.ids).numpy()[rows], union
+    return rows.then(union.encode(size.ids).numpy()), union
 
 
 def _bytes(ids: pa.Array) -> bytes:

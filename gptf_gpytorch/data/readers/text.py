@@ -16,7 +16,7 @@ from gptf_gpytorch.data.readers.collect import collect
 from gptf_gpytorch.data.readers.request import Chosen, Request, Source
 from gptf_gpytorch.errors import DataError
 
-_SEGMENT = 2**26  # bytes of a file that are read together
+_SEGMENT = 2**25  # bytes of a file that are read together
 _REFUSED = (pa.ArrowInvalid, pa.ArrowKeyError, OSError, EOFError, UnicodeDecodeError)
 
 
@@ -119,9 +119,7 @@ def _segments(
                 segment = segment.slice(0, whole)
             named = None if header and not start else names
             options = pyarrow.csv.ReadOptions(block_size=lines.LONGEST_LINE, column_names=named)
-            # Arrow's own pool gives memory back between segments; to touch it anew takes longer than to parse.
-            pool = pa.system_memory_pool()
-            yield from pyarrow.csv.read_csv(pa.BufferReader(segment), options, parse, convert, pool).to_batches()
+            yield from pyarrow.csv.read_csv(pa.BufferReader(segment), options, parse, convert).to_batches()
             start += len(segment)
 
 
@@ -131,7 +129,7 @@ def _types(request: Request, chosen: Chosen) -> pyarrow.csv.ConvertOptions:
         types[chosen.weight] = pa.float64()
     for mode, name in enumerate(chosen.modes):
         indices = request.index_base is not None and request.vocabulary(mode, name) is None
-        types[name] = pa.int64() if indices else pa.string()
+        types[name] = pa.int64() if indices else pa.large_string()
     # No text stands for a missing value: an empty field is refused, and "NA" is an id like any other.
     return pyarrow.csv.ConvertOptions(
         column_types=types, include_columns=list(chosen.all), null_values=[], strings_can_be_null=False
