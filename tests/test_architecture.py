@@ -86,7 +86,11 @@ ORDER = [
     "serving.explain",
     "serving.fold_in",
     "serving",
-    "options",
+    "commands.options",
+    "commands.printing",
+    "commands.loading",
+    "commands.group",
+    "commands",
     "cli",
     "",
 ]

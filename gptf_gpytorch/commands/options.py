@@ -1,13 +1,27 @@
-"""The flags of the ``gptf`` command that describe a file and a run: a flag for every field of a configuration."""
+"""The flags that commands share, and a flag for every field of a configuration."""
 
 from collections.abc import Callable
 from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 import click
 
 from gptf_gpytorch.training import config as configuration
 from gptf_gpytorch.training.config import TrainConfig
+
+FOLDER = click.Path(path_type=Path)
+FILE = click.Path(exists=True, path_type=Path)
+
+unseen = click.option(
+    "--unseen",
+    type=click.Choice(["error", "prior"]),
+    default="error",
+    show_default=True,
+    help="What to do with an id that was not in training: stop, or predict the prior mean.",
+)
+fold_in = click.option("--fold-in", "few", type=FILE, help="A few entries of new entities, to learn them from.")
+interval = click.option("--interval", default=0.95, show_default=True, help="The probability of the interval.")
 
 
 def columns(command: Callable[..., Any]) -> Callable[..., Any]:

@@ -1,0 +1,43 @@
+"""What all commands share: how an error becomes one line and an exit code."""
+
+import signal
+import warnings
+from typing import Any
+
+import click
+
+from gptf_gpytorch.errors import GPTFError, InterruptedRunError
+from gptf_gpytorch.training.checkpoints import Checkpoints
+
+
+class Group(click.Group):
+    """Errors that the package raises on purpose are one line; anything else is a defect and shows where it came from."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command that was named."""
+        try:
+            with warnings.catch_warnings():
+                warnings.showwarning = lambda message, *_, **__: say(ctx, f"Note: {message}")
+                return super().invoke(ctx)
+        except InterruptedRunError as stopped:
+            say(ctx, str(stopped))
+            if ctx.obj.get("resume") and Checkpoints(ctx.obj["output"]).steps():
+                say(ctx, f"Resume: {ctx.obj['resume']}")
+            if "workers" in ctx.obj:
+                ctx.obj["workers"].close()  # nobody leaves before worker 0 has written and spoken
+            ctx.exit(128 + (stopped.signal or signal.SIGINT))
+        except KeyboardInterrupt:
+            say(ctx, "Stopped at once, without a checkpoint of this moment.")
+            ctx.exit(128 + signal.SIGINT)
+        except (GPTFError, OSError) as error:
+            if ctx.params.get("debug"):
+                raise
+            click.echo(f"Error: {' '.join(str(error).split())}", err=True)
+            ctx.exit(1)
+
+
+def say(ctx: click.Context, text: str) -> None:
+    """Print a line, on one worker."""
+    workers = (ctx.obj or {}).get("workers")
+    if workers is None or workers.rank == 0:
+        click.echo(text, err=True)
