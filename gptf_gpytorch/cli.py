@@ -4,14 +4,14 @@ import click
 
 from gptf_gpytorch.commands.doctor import doctor
 from gptf_gpytorch.commands.explore import explain, inspect, recommend
-from gptf_gpytorch.commands.group import Group
+from gptf_gpytorch.commands.group import DEBUG, Group
 from gptf_gpytorch.commands.predict import evaluate, predict
 from gptf_gpytorch.commands.train import train
 from gptf_gpytorch.version import __version__
 
 
 @click.group(cls=Group, context_settings={"help_option_names": ["-h", "--help"]})
-@click.option("--debug", is_flag=True, help="Show where an error came from.")
+@click.option("--debug", is_flag=True, help=DEBUG)
 @click.version_option(__version__, prog_name="gptf")
 @click.pass_context
 def main(ctx: click.Context, debug: bool) -> None:

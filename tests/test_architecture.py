@@ -13,6 +13,7 @@ PACKAGE = "gptf_gpytorch"
 ORDER = [
     "version",
     "errors",
+    "wording",
     "health",
     "distributed.build_horovod",
     "distributed.watchdog",
@@ -82,6 +83,7 @@ ORDER = [
     "serving.predictions",
     "serving.tables",
     "serving.metrics",
+    "serving.averages",
     "serving.recommend",
     "serving.explain",
     "serving.fold_in",

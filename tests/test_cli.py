@@ -149,7 +149,11 @@ def test_explain_and_inspect(runs: Path) -> None:
         (["train", "{data}/ratings.csv", "--value", "rating"], 1, "rating"),
         (["train", "{data}/ratings.csv", "--config", "{data}/bad.toml"], 2, "Did you mean inducing?"),
         (["train", "{data}/ratings.csv", "--output", "{data}/ratings.csv"], 1, "output folder must be writable"),
-        (["train", "{data}/ratings.csv", "--output", "{data}/runs/ratings"], 1, "resume it, or choose another folder"),
+        (
+            ["train", "{data}/ratings.csv", "--output", "{data}/runs/ratings"],
+            1,
+            "--resume goes on with it",
+        ),
         (["train", "{data}/ratings.csv", "--output", "{data}/new", "--resume"], 1, "a checkpoint to resume from"),
         (["recommend", "{data}/runs/ratings", "--mode", "itm"], 1, "Did you mean 'item'?"),
         (["recommend", "{data}/runs/ratings", "--mode", "item", "--given", "user"], 2, "MODE=ID"),

@@ -2,73 +2,87 @@
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import click
 
 from gptf_gpytorch.commands import options
 from gptf_gpytorch.commands.loading import load_model
 from gptf_gpytorch.commands.options import FILE, FOLDER
-from gptf_gpytorch.commands.printing import table
+from gptf_gpytorch.commands.printing import facts, table
 from gptf_gpytorch.serving.explain import neighbours, relevance
 from gptf_gpytorch.serving.reading import read_entries
+from gptf_gpytorch.serving.recommend import By, open_modes
 from gptf_gpytorch.serving.recommend import recommend as rank_candidates
 from gptf_gpytorch.training.saved import FittedModel
 
 
 @click.command()
 @click.argument("folder", type=FOLDER)
-@click.option("--given", multiple=True, metavar="MODE=ID", help="An entity that is fixed; once for each other mode.")
-@click.option("--mode", required=True, help="The mode whose entities are ranked.")
-@click.option("--top", default=10, show_default=True)
 @click.option(
-    "--by", type=click.Choice(["probability", "mean"]), default=None, help="[default: probability for labels]"
+    "--given",
+    multiple=True,
+    metavar="MODE=ID",
+    callback=options.pairs,
+    help="An entity that is fixed; once for each mode that is known.",
+)
+@click.option("--mode", required=True, help="The mode whose entities are ranked.")
+@click.option("--top", default=10, show_default=True, help="How many.")
+@click.option(
+    "--by",
+    type=click.Choice(get_args(By)),
+    help="What to rank by; the mean of labels is that of the latent function.  [default: probability for labels, else mean]",
 )
 @click.option("--exclude", type=FILE, help="Entries that are not to be recommended, as those in training.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@options.interval
+@options.as_json
 @options.fold_in
 def recommend(
     folder: Path,
-    given: tuple[str, ...],
+    given: dict[str, str],
     mode: str,
     top: int,
     by: Any,
     exclude: Path | None,
+    interval: float,
     as_json: bool,
     few: Path | None,
 ) -> None:
-    """Rank the entities of one mode, given one of each other mode.
+    """Rank the entities of one mode, given entities of other modes.
 
-    Example: gptf recommend runs/clicks --given user=42 --given page=7 --mode ad --top 10
+    Modes that are neither given nor ranked are averaged over: the prediction is for any of their entities, all as
+    likely. It is the average, and its standard deviation and interval hold how much these entities differ.
+
+    Example: gptf recommend runs/clicks --given user=42 --mode ad --top 10
     """
-    fixed = {}
-    for pair in given:
-        name, equals, item = pair.partition("=")
-        if not equals:
-            raise click.UsageError(f"--given is MODE=ID, as in user=42. Got {pair!r}.")
-        fixed[name] = item
     fitted = load_model(folder, few)
     seen = None if exclude is None else read_entries(fitted, exclude, unseen="prior", duplicates="keep")
-    rows = rank_candidates(fitted, fixed, mode, top, by=by, exclude=seen)
+    rows = rank_candidates(fitted, given, mode, top, by=by, exclude=seen, interval=interval)
+    names = [f"{fitted.shape[place]:,} {fitted.mode_names[place]}" for place in open_modes(fitted, given, mode)]
+    if names:
+        click.echo(f"Averaged over all entities of the other modes: {' x '.join(names)}.", err=True)
+    if not rows:
+        click.echo("Nothing to recommend: every candidate is excluded.", err=True)
     table([row._asdict() for row in rows], as_json)
 
 
 @click.command()
 @click.argument("folder", type=FOLDER)
-@click.option("--near", metavar="MODE=ID", help="Also the entities nearest to this one.")
-@click.option("--top", default=10, show_default=True)
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def explain(folder: Path, near: str | None, top: int, as_json: bool) -> None:
+@click.option(
+    "--near", multiple=True, metavar="MODE=ID", callback=options.pairs, help="Also the entities nearest to this one."
+)
+@click.option("--top", default=10, show_default=True, help="How many.")
+@options.as_json
+def explain(folder: Path, near: dict[str, str], top: int, as_json: bool) -> None:
     """Say which modes matter, and which entities are alike.
 
     Example: gptf explain runs/clicks --near ad=17
     """
     fitted = FittedModel.load(folder)
     found: dict[str, Any] = {"relevance": relevance(fitted)}
-    if near is not None:
-        mode, equals, item = near.partition("=")
-        if not equals:
-            raise click.UsageError(f"--near is MODE=ID, as in ad=17. Got {near!r}.")
+    if len(near) > 1:
+        raise click.UsageError(f"--near is one entity. Got {len(near)}.")
+    for mode, item in near.items():
         found["nearest"] = [row._asdict() for row in neighbours(fitted, mode, item, top)]
     if as_json:
         click.echo(json.dumps(found))
@@ -80,16 +94,10 @@ def explain(folder: Path, near: str | None, top: int, as_json: bool) -> None:
 
 @click.command()
 @click.argument("folder", type=FOLDER)
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@options.as_json
 def inspect(folder: Path, as_json: bool) -> None:
     """Say what a saved model is.
 
     Example: gptf inspect runs/clicks
     """
-    found = FittedModel.load(folder).describe()
-    if as_json:
-        click.echo(json.dumps(found))
-        return
-    for name, text in found.items():
-        shown = ", ".join(f"{k} {v:,}" for k, v in text.items()) if isinstance(text, dict) else text
-        click.echo(f"{name:<12} {shown}")
+    facts(FittedModel.load(folder).describe(), as_json)

@@ -8,15 +8,23 @@ import click
 
 from gptf_gpytorch.errors import GPTFError, InterruptedRunError
 from gptf_gpytorch.training.checkpoints import Checkpoints
+from gptf_gpytorch.wording import as_flag, spelled
+
+DEBUG = "Show where an error came from."
 
 
 class Group(click.Group):
     """Errors that the package raises on purpose are one line; anything else is a defect and shows where it came from."""
 
+    def add_command(self, cmd: click.Command, name: str | None = None) -> None:
+        """Add a command, which takes --debug as the group itself does."""
+        cmd.params.append(click.Option(["--debug"], is_flag=True, expose_value=False, callback=_debug, help=DEBUG))
+        super().add_command(cmd, name)
+
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command that was named."""
         try:
-            with warnings.catch_warnings():
+            with spelled(as_flag), warnings.catch_warnings():
                 warnings.showwarning = lambda message, *_, **__: say(ctx, f"Note: {message}")
                 return super().invoke(ctx)
         except InterruptedRunError as stopped:
@@ -34,6 +42,11 @@ class Group(click.Group):
                 raise
             click.echo(f"Error: {' '.join(str(error).split())}", err=True)
             ctx.exit(1)
+
+
+def _debug(ctx: click.Context, param: click.Parameter, value: bool) -> None:
+    if value:
+        ctx.find_root().params["debug"] = True
 
 
 def say(ctx: click.Context, text: str) -> None:

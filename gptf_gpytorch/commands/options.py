@@ -1,12 +1,15 @@
 """The flags that commands share, and a flag for every field of a configuration."""
 
+import csv
 from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import click
 
+from gptf_gpytorch.data.duplicates import DuplicatePolicy
+from gptf_gpytorch.data.readers.request import IdKind
 from gptf_gpytorch.training import config as configuration
 from gptf_gpytorch.training.config import TrainConfig
 
@@ -21,14 +24,70 @@ unseen = click.option(
     help="What to do with an id that was not in training: stop, or predict the prior mean.",
 )
 fold_in = click.option("--fold-in", "few", type=FILE, help="A few entries of new entities, to learn them from.")
+as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON, for scripts.")
 interval = click.option("--interval", default=0.95, show_default=True, help="The probability of the interval.")
+
+
+class RatioCommand(click.Command):
+    """A command whose ``--balance`` may stand alone, whatever comes after it."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse, with the ratio 1 for a --balance that no number follows."""
+        end = args.index("--") if "--" in args else len(args)
+        following = [*args[1:], ""]
+        given = [
+            f"{argument}=1" if argument == "--balance" and place < end and not _is_number(after) else argument
+            for place, (argument, after) in enumerate(zip(args, following, strict=True))
+        ]
+        return super().parse_args(ctx, given)
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def pairs(ctx: click.Context, param: click.Parameter, value: tuple[str, ...]) -> dict[str, str]:
+    """Entities that are named MODE=ID, by mode."""
+    found: dict[str, str] = {}
+    for pair in value:
+        mode, equals, item = pair.partition("=")
+        if not equals:
+            raise click.BadParameter(f"must be MODE=ID, as in user=42. Got {pair!r}.")
+        if mode in found:
+            raise click.BadParameter(f"must name a mode once. Got {mode}={found[mode]} and {pair}.")
+        found[mode] = item
+    return found
+
+
+def _names(ctx: click.Context, param: click.Parameter, value: str | None) -> list[str] | None:
+    """Names with commas between them; one that holds a comma stands in quotes, as in csv."""
+    return None if value is None else next(csv.reader([value]))
 
 
 def columns(command: Callable[..., Any]) -> Callable[..., Any]:
     """The options that say what a file's columns are."""
     for option in (
-        click.option("--duplicates", type=click.Choice(["error", "mean", "sum", "last", "keep"]), default="error"),
-        click.option("--modes", metavar="A,B,C", help="The mode columns.  [default: all but the value]"),
+        click.option(
+            "--ids",
+            type=click.Choice(get_args(IdKind)),
+            default="auto",
+            show_default=True,
+            help="What ids are; auto takes for integers what is written as integers throughout.",
+        ),
+        click.option(
+            "--duplicates",
+            type=click.Choice(get_args(DuplicatePolicy)),
+            default="error",
+            show_default=True,
+            help="What several entries of one cell become.",
+        ),
+        click.option(
+            "--modes", metavar="A,B,C", callback=_names, help="The mode columns.  [default: all but the value]"
+        ),
         click.option("--value", default="value", show_default=True, help="The value column."),
     ):
         command = option(command)
@@ -56,7 +115,7 @@ def flags(command: Callable[..., Any]) -> Callable[..., Any]:
         if field.name == "rank":
             settings |= {"callback": _rank, "metavar": "R or R,R,..."}
         elif field.name == "balance":
-            settings |= {"type": float, "is_flag": False, "flag_value": 1.0, "metavar": "[RATIO]"}
+            settings |= {"type": float, "metavar": "[RATIO]", "help": f"{text}  [default: {shown}; alone: 1]"}
         elif isinstance(field.default, bool):
             flag = f"{flag}/--no-{field.name}"
         elif choices is not None:

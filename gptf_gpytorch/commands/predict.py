@@ -18,7 +18,7 @@ from gptf_gpytorch.serving.tables import write_predictions
 @click.command()
 @click.argument("folder", type=FOLDER)
 @click.argument("data", type=FILE)
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@options.as_json
 @options.unseen
 @options.fold_in
 def evaluate(folder: Path, data: Path, as_json: bool, unseen: Any, few: Path | None) -> None:

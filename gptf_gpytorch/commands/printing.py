@@ -16,3 +16,24 @@ def table(rows: list[dict[str, Any]], as_json: bool) -> None:
     widths = [max(map(len, column)) for column in zip(names, *lines, strict=True)]
     for line in [names, *lines] if rows else []:
         click.echo("  ".join(text.rjust(width) for text, width in zip(line, widths, strict=True)))
+
+
+def facts(found: dict[str, Any], as_json: bool) -> None:
+    """Names and what they stand for, a line each, without those that stand for nothing."""
+    if as_json:
+        click.echo(json.dumps(found))
+        return
+    width = max(map(len, found))
+    for name, fact in found.items():
+        if fact is not None:
+            click.echo(f"{name:<{width}}  {_shown(fact)}")
+
+
+def _shown(fact: Any) -> str:
+    if isinstance(fact, dict):
+        return ", ".join(f"{_shown(count)} {name}" for name, count in fact.items())
+    if isinstance(fact, list | tuple):
+        return ", ".join(map(_shown, fact))
+    if isinstance(fact, float):
+        return f"{fact:.4g}"
+    return f"{fact:,}" if isinstance(fact, int) and not isinstance(fact, bool) else str(fact)

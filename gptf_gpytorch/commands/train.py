@@ -23,7 +23,7 @@ from gptf_gpytorch.training.fit import fit
 from gptf_gpytorch.training.progress import ProgressPrinter
 
 
-@click.command()
+@click.command(cls=options.RatioCommand)
 @click.argument("data", type=FOLDER)
 @click.option("--output", type=FOLDER, help="The run's folder: checkpoints, and the model at the end.")
 @click.option("--resume", is_flag=True, help="Go on from the last checkpoint in --output.")
@@ -51,8 +51,9 @@ def train(
     quiet: bool,
     timeout: float,
     value: str,
-    modes: str | None,
+    modes: list[str] | None,
     duplicates: Any,
+    ids: Any,
     **flags: Any,
 ) -> None:
     """Train a model on DATA: csv, tsv, tns (gzipped or not), parquet, or saved entries.
@@ -79,7 +80,9 @@ def train(
         )
 
     binary = config.likelihood == "probit"
-    entries = together(workers, lambda: _entries(data, value, modes, duplicates, binary=binary))
+    entries = together(
+        workers, lambda: _entries(data, value=value, modes=modes, duplicates=duplicates, ids=ids, binary=binary)
+    )
     launcher = f"horovodrun -np {workers.size} " if workers.size > 1 else ""
     here = Path(sys.argv[0]).name == "gptf" and not shutil.which("gptf")  # not on the path: name it as it was called
     command = os.path.relpath(sys.argv[0]) if here else "gptf"
@@ -102,8 +105,7 @@ def train(
     workers.close()
 
 
-def _entries(data: Path, value: str, modes: str | None, duplicates: Any, *, binary: bool) -> TensorEntries:
+def _entries(data: Path, **options: Any) -> TensorEntries:
     if data.is_dir() and (data / MANIFEST).exists():
-        return read(data)
-    names = None if modes is None else modes.split(",")
-    return read(data, value=value, modes=names, duplicates=duplicates, binary=binary)
+        return read(data)  # its columns were named when it was saved
+    return read(data, **options)

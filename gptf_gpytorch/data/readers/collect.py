@@ -16,6 +16,7 @@ from gptf_gpytorch.data.readers.request import Chosen, Request, Source
 from gptf_gpytorch.data.rules import index_type
 from gptf_gpytorch.data.vocabulary import Vocabulary
 from gptf_gpytorch.errors import DataError, DataWarning
+from gptf_gpytorch.wording import option
 
 
 class Parts:
@@ -75,7 +76,7 @@ class Parts:
         table = given.encode(found.ids, unseen="prior").numpy()
         if self.request.unseen == "error" and (table < 0).any():
             row = int(np.flatnonzero(table[rows] < 0)[0])
-            rule = f"Ids must be among the {len(given):,} of the vocabulary (or pass unseen='prior')."
+            rule = f"Ids must be among the {len(given):,} of the vocabulary (or pass {option('unseen', 'prior')})."
             raise self.source.complain(rule, found[int(rows[row])], name, row)
         return np.asarray(table[rows])
 
