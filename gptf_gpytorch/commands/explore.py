@@ -8,7 +8,7 @@ import click
 
 from gptf_gpytorch.commands import options
 from gptf_gpytorch.commands.loading import load_model
-from gptf_gpytorch.commands.options import FILE, FOLDER
+from gptf_gpytorch.commands.options import PATH
 from gptf_gpytorch.commands.printing import facts, table
 from gptf_gpytorch.serving.explain import neighbours, relevance
 from gptf_gpytorch.serving.reading import read_entries
@@ -18,7 +18,7 @@ from gptf_gpytorch.training.saved import FittedModel
 
 
 @click.command()
-@click.argument("folder", type=FOLDER)
+@click.argument("folder", type=PATH)
 @click.option(
     "--given",
     multiple=True,
@@ -27,13 +27,13 @@ from gptf_gpytorch.training.saved import FittedModel
     help="An entity that is fixed; once for each mode that is known.",
 )
 @click.option("--mode", required=True, help="The mode whose entities are ranked.")
-@click.option("--top", default=10, show_default=True, help="How many.")
+@options.top
 @click.option(
     "--by",
     type=click.Choice(get_args(By)),
     help="What to rank by; the mean of labels is that of the latent function.  [default: probability for labels, else mean]",
 )
-@click.option("--exclude", type=FILE, help="Entries that are not to be recommended, as those in training.")
+@click.option("--exclude", type=PATH, help="Entries that are not to be recommended, as those in training.")
 @options.interval
 @options.as_json
 @options.fold_in
@@ -48,7 +48,7 @@ def recommend(
     as_json: bool,
     few: Path | None,
 ) -> None:
-    """Rank the entities of one mode, given entities of other modes.
+    """Rank the entities of a mode, given others.
 
     Modes that are neither given nor ranked are averaged over: the prediction is for any of their entities, all as
     likely. It is the average, and its standard deviation and interval hold how much these entities differ.
@@ -67,11 +67,11 @@ def recommend(
 
 
 @click.command()
-@click.argument("folder", type=FOLDER)
+@click.argument("folder", type=PATH)
 @click.option(
     "--near", multiple=True, metavar="MODE=ID", callback=options.pairs, help="Also the entities nearest to this one."
 )
-@click.option("--top", default=10, show_default=True, help="How many.")
+@options.top
 @options.as_json
 def explain(folder: Path, near: dict[str, str], top: int, as_json: bool) -> None:
     """Say which modes matter, and which entities are alike.
@@ -93,7 +93,7 @@ def explain(folder: Path, near: dict[str, str], top: int, as_json: bool) -> None
 
 
 @click.command()
-@click.argument("folder", type=FOLDER)
+@click.argument("folder", type=PATH)
 @options.as_json
 def inspect(folder: Path, as_json: bool) -> None:
     """Say what a saved model is.

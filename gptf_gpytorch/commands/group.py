@@ -21,12 +21,21 @@ class Group(click.Group):
         cmd.params.append(click.Option(["--debug"], is_flag=True, expose_value=False, callback=_debug, help=DEBUG))
         super().add_command(cmd, name)
 
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse what comes before the command."""
+        try:
+            return super().parse_args(ctx, args)
+        except click.UsageError as error:
+            raise _brief(error) from error
+
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command that was named."""
         try:
             with spelled(as_flag), warnings.catch_warnings():
                 warnings.showwarning = lambda message, *_, **__: say(ctx, f"Note: {message}")
                 return super().invoke(ctx)
+        except click.UsageError as error:
+            raise _brief(error) from error
         except InterruptedRunError as stopped:
             say(ctx, str(stopped))
             if ctx.obj.get("resume") and Checkpoints(ctx.obj["output"]).steps():
@@ -42,6 +51,15 @@ class Group(click.Group):
                 raise
             click.echo(f"Error: {' '.join(str(error).split())}", err=True)
             ctx.exit(1)
+
+
+def _brief(error: click.UsageError) -> click.UsageError:
+    """The same on one line, with the command that says more."""
+    if isinstance(error, click.exceptions.NoArgsIsHelpError) or error.ctx is None:
+        return error
+    message = " ".join(error.format_message().split())
+    end = "" if message.endswith((".", "?", ")")) else "."
+    return click.UsageError(f"{message}{end} See {error.ctx.command_path} --help.")
 
 
 def _debug(ctx: click.Context, param: click.Parameter, value: bool) -> None:

@@ -3,6 +3,7 @@
 import csv
 from collections.abc import Callable
 from dataclasses import fields
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, get_args
 
@@ -13,8 +14,8 @@ from gptf_gpytorch.data.readers.request import IdKind
 from gptf_gpytorch.training import config as configuration
 from gptf_gpytorch.training.config import TrainConfig
 
-FOLDER = click.Path(path_type=Path)
-FILE = click.Path(exists=True, path_type=Path)
+#: A file or a folder. Whether it is there is for the reader to say: on several hosts it may be missing on one of them.
+PATH = click.Path(path_type=Path)
 
 unseen = click.option(
     "--unseen",
@@ -23,9 +24,16 @@ unseen = click.option(
     show_default=True,
     help="What to do with an id that was not in training: stop, or predict the prior mean.",
 )
-fold_in = click.option("--fold-in", "few", type=FILE, help="A few entries of new entities, to learn them from.")
+fold_in = click.option("--fold-in", "few", type=PATH, help="A few entries of new entities, to learn them from.")
 as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON, for scripts.")
-interval = click.option("--interval", default=0.95, show_default=True, help="The probability of the interval.")
+interval = click.option(
+    "--interval",
+    type=click.FloatRange(0, 1, min_open=True, max_open=True),
+    default=0.95,
+    show_default=True,
+    help="The probability of the interval.",
+)
+top = click.option("--top", type=click.IntRange(min=1), default=10, show_default=True, help="How many.")
 
 
 class RatioCommand(click.Command):
@@ -34,10 +42,9 @@ class RatioCommand(click.Command):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parse, with the ratio 1 for a --balance that no number follows."""
         end = args.index("--") if "--" in args else len(args)
-        following = [*args[1:], ""]
         given = [
             f"{argument}=1" if argument == "--balance" and place < end and not _is_number(after) else argument
-            for place, (argument, after) in enumerate(zip(args, following, strict=True))
+            for place, (argument, after) in enumerate(pairwise([*args, ""]))
         ]
         return super().parse_args(ctx, given)
 

@@ -9,20 +9,20 @@ import click
 
 from gptf_gpytorch.commands import options
 from gptf_gpytorch.commands.loading import load_model
-from gptf_gpytorch.commands.options import FILE, FOLDER
+from gptf_gpytorch.commands.options import PATH
 from gptf_gpytorch.serving.metrics import evaluate as measure
 from gptf_gpytorch.serving.reading import read_entries
 from gptf_gpytorch.serving.tables import write_predictions
 
 
 @click.command()
-@click.argument("folder", type=FOLDER)
-@click.argument("data", type=FILE)
+@click.argument("folder", type=PATH)
+@click.argument("data", type=PATH)
 @options.as_json
 @options.unseen
 @options.fold_in
 def evaluate(folder: Path, data: Path, as_json: bool, unseen: Any, few: Path | None) -> None:
-    """Compare the model in FOLDER with the values in DATA.
+    """Score the model in FOLDER on the values in DATA.
 
     Example: gptf evaluate runs/clicks test.csv --json
     """
@@ -36,14 +36,16 @@ def evaluate(folder: Path, data: Path, as_json: bool, unseen: Any, few: Path | N
 
 
 @click.command()
-@click.argument("folder", type=FOLDER)
-@click.argument("data", type=FILE)
-@click.option("--output", type=FOLDER, required=True, help="Where to write: csv or parquet, by its name.")
+@click.argument("folder", type=PATH)
+@click.argument("data", type=PATH)
+@click.option("--output", type=PATH, required=True, help="Where to write: csv or parquet, by its name.")
 @options.unseen
 @options.fold_in
 @options.interval
 def predict(folder: Path, data: Path, output: Path, unseen: Any, few: Path | None, interval: float) -> None:
-    """Predict the entries in DATA, a csv or parquet file with the model's mode columns; others are kept.
+    """Predict the entries in DATA.
+
+    DATA has the model's mode columns, as in training; other columns are kept.
 
     Example: gptf predict runs/clicks new.csv --output predictions.csv
     """

@@ -11,7 +11,7 @@ import click
 
 from gptf_gpytorch.commands import options
 from gptf_gpytorch.commands.group import say
-from gptf_gpytorch.commands.options import FOLDER
+from gptf_gpytorch.commands.options import PATH
 from gptf_gpytorch.data import TensorEntries, read
 from gptf_gpytorch.data.entries import MANIFEST
 from gptf_gpytorch.distributed import communicator, supervisor
@@ -24,10 +24,10 @@ from gptf_gpytorch.training.progress import ProgressPrinter
 
 
 @click.command(cls=options.RatioCommand)
-@click.argument("data", type=FOLDER)
-@click.option("--output", type=FOLDER, help="The run's folder: checkpoints, and the model at the end.")
+@click.argument("data", type=PATH)
+@click.option("--output", type=PATH, help="The run's folder: checkpoints, and the model at the end.")
 @click.option("--resume", is_flag=True, help="Go on from the last checkpoint in --output.")
-@click.option("--config", "config_file", type=FOLDER, help="A TOML file with the same names; flags win.")
+@click.option("--config", "config_file", type=PATH, help="A TOML file with the same names; flags win.")
 @click.option("--track", type=click.Choice(["none", "mlflow"]), default="none", show_default=True)
 @click.option("--quiet", is_flag=True, help="Print nothing.")
 @click.option(
@@ -56,7 +56,9 @@ def train(
     ids: Any,
     **flags: Any,
 ) -> None:
-    """Train a model on DATA: csv, tsv, tns (gzipped or not), parquet, or saved entries.
+    """Train a model on the entries in DATA.
+
+    DATA is a csv, tsv or tns file (gzipped or not), parquet (a file or a folder), or saved entries.
 
     Example: gptf train clicks.csv --likelihood probit --rank 5 --balance --output runs/clicks
     """
