@@ -113,10 +113,10 @@ def _rank(ctx: click.Context, param: click.Parameter, value: str | None) -> int 
 
 def flags(command: Callable[..., Any]) -> Callable[..., Any]:
     """An option for every field of a configuration."""
-    documented = dict(_documentation())
+    documented = dict(documentation())
     for field in reversed(fields(TrainConfig)):
         flag, text = f"--{field.name.replace('_', '-')}", documented[field.name]
-        shown = "none" if field.default == float("inf") else field.default
+        shown = shown_default(field.default)
         settings: dict[str, Any] = {"default": None, "help": f"{text}  [default: {shown}]"}
         choices = configuration.CHOICES.get(field.name)
         if field.name == "rank":
@@ -133,7 +133,12 @@ def flags(command: Callable[..., Any]) -> Callable[..., Any]:
     return command
 
 
-def _documentation() -> list[tuple[str, str]]:
+def shown_default(default: Any) -> str:
+    """A default, for people."""
+    return "none" if default == float("inf") else str(default).lower() if isinstance(default, bool) else str(default)
+
+
+def documentation() -> list[tuple[str, str]]:
     """What the docstring of TrainConfig says of each field, on one line."""
     parts = (TrainConfig.__doc__ or "").split("Example:")[0].split(":param ")[1:]
     found = []
