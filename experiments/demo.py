@@ -30,6 +30,7 @@ from gptf_gpytorch.training.fit import fit
 from gptf_gpytorch.training.progress import ProgressPrinter
 
 Array = np.ndarray
+MARK = ".gptf-demo"  # says that a folder is one of the demo's own
 
 
 @click.command(help=__doc__)
@@ -38,8 +39,7 @@ Array = np.ndarray
 @click.option("--max-iterations", default=150, show_default=True)
 def main(output: Path, rank: int, max_iterations: int) -> None:
     """Train, compare, draw, say what to type next."""
-    shutil.rmtree(output, ignore_errors=True)
-    output.mkdir(parents=True)
+    _clear(output)
     bunch = tensorly.datasets.load_covid19_serology()
     tensor = np.asarray(bunch.tensor)
     held_out = np.random.default_rng(0).random(tensor.shape) < 0.1
@@ -85,6 +85,17 @@ def main(output: Path, rank: int, max_iterations: int) -> None:
     )
     command = os.path.relpath(Path(sys.executable).with_name("gptf"))
     console.print(f"next:    {command} explain {output / 'run'} --near receptors=IgG1", highlight=False, soft_wrap=True)
+
+
+def _clear(output: Path) -> None:
+    """An empty folder; what an earlier demo left in it goes, and nothing else ever does."""
+    mine = output / MARK
+    if output.exists() and not mine.exists() and (not output.is_dir() or any(output.iterdir())):
+        raise click.BadParameter(f"must be a new or empty folder, or one of an earlier demo. Got {output}.")
+    output.mkdir(parents=True, exist_ok=True)
+    mine.touch()
+    for name in ("run", "figures"):
+        shutil.rmtree(output / name, ignore_errors=True)
 
 
 def _write(path: Path, tensor: Array, mask: Array, names: list[list[str]]) -> None:

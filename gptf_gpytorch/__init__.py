@@ -14,7 +14,7 @@ A tensor entry at (i_1, ..., i_K) is a Gaussian process function of the concaten
 Reading order is import order: ``errors``; ``distributed`` (workers, the differentiable sum over them); ``data``
 (entries, vocabularies, readers, sampling, splits); ``factors``, ``kernels``, ``likelihoods``; ``variational``
 (statistics, bounds, lambda, strategy, ELBO); ``models``; ``initialization``; ``tracking``; ``training`` (``fit``,
-optimisers, checkpoints); ``serving`` (predictions, recommendations, new entities); ``cli``.
+optimisers, checkpoints); ``serving`` (predictions, recommendations, new entities); ``commands`` and ``cli``.
 """
 
 from gptf_gpytorch.data import TensorEntries, Vocabulary, read

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from gptf_gpytorch.distributed.threads import one_core_each
 from gptf_gpytorch.errors import InputError
+from gptf_gpytorch.wording import option
 
 
 def _positive(name: str, values: Any, count: int | None = None) -> tuple[int, ...]:
@@ -58,7 +59,7 @@ class LatentFactors(gpytorch.Module):  # type: ignore[misc]
         self.ranks = _positive("rank", rank, count=len(self.shape))
         if len(self.ranks) != len(self.shape):
             raise InputError(
-                f"rank must be one number, or one for each of the {len(self.shape)} modes. Got {self.ranks}."
+                f"{option('rank')} must be one number, or one for each of the {len(self.shape)} modes. Got {self.ranks}."
             )
         self.weights = torch.nn.ParameterList(
             torch.nn.Parameter(scale * torch.randn(d, r, dtype=dtype))

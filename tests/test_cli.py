@@ -1,8 +1,10 @@
 """The installed `gptf`, as a user runs it: files in, files and numbers out, one line for each mistake."""
 
+import ast
 import csv
 import json
 import os
+import pickle
 import pty
 import re
 import select
@@ -19,10 +21,22 @@ import safetensors.torch
 import torch
 from click.testing import CliRunner
 
+import gptf_gpytorch
 from gptf_gpytorch.cli import main
+from gptf_gpytorch.wording import as_flag
 
 GPTF = [sys.executable, "-m", "gptf_gpytorch.cli"]
 QUICK = ["--rank", "2", "--inducing", "20", "--max-iterations", "15", "--validation", "0"]
+
+
+class Bomb:
+    """What runs a command when it is unpickled."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple:
+        return os.mkdir, (self.path,)
 
 
 def gptf(*arguments: object, code: int = 0, **options: object) -> subprocess.CompletedProcess:
@@ -127,6 +141,53 @@ def test_recommend_ranks_and_leaves_out_what_was_seen(data: Path, runs: Path) ->
     assert "probability" in gptf("recommend", runs / "clicks", *given).stdout
 
 
+def test_recommend_averages_over_the_modes_that_are_left_open(data: Path, runs: Path) -> None:
+    done = gptf("recommend", runs / "clicks", "--given", "user=Zoë, 3", "--mode", "item", "--top", "12", "--json")
+    assert "Averaged over all entities of the other modes: 8 day." in done.stderr
+    by_day = {}
+    for day in range(101, 109):
+        given = ["--given", "user=Zoë, 3", "--given", f"day={day}", "--mode", "item", "--top", "12", "--json"]
+        answer = CliRunner().invoke(main, ["recommend", str(runs / "clicks"), *given])
+        for row in json.loads(answer.stdout):
+            by_day.setdefault(row["id"], []).append(row["probability"])
+    expected = {item: np.mean(chances) for item, chances in by_day.items()}
+    found = json.loads(done.stdout)
+    assert [row["id"] for row in found] == sorted(expected, key=lambda item: -expected[item])
+    assert [row["probability"] for row in found] == pytest.approx([expected[row["id"]] for row in found])
+
+
+def test_balance_may_stand_before_the_file(data: Path) -> None:
+    flags = ["--likelihood", "probit", *QUICK]
+    for arguments in (["--balance", data / "clicks.csv"], [data / "clicks.csv", "--balance"]):
+        assert "step 10" in gptf("train", *arguments, *flags).stderr
+    few = gptf("train", "--balance", "0.25", data / "clicks.csv", *flags).stderr
+    many = gptf("train", "--balance", data / "clicks.csv", *flags).stderr
+    counts = [int(text.split(" entries")[0].splitlines()[-1].replace(",", "")) for text in (few, many)]
+    assert counts[0] < counts[1]
+
+
+def test_a_configuration_file_is_overridden_by_flags(data: Path, tmp_path: Path) -> None:
+    (tmp_path / "run.toml").write_text('rank = 2\ninducing = 20\nmax_iterations = 3\nkernel = "matern52"\n')
+    command = ["train", data / "ratings.csv", "--config", tmp_path / "run.toml", "--rank", "1,2,1"]
+    gptf(*command, "--output", tmp_path / "run", "--quiet")
+    found = json.loads(gptf("inspect", tmp_path / "run", "--json").stdout)
+    assert (found["kernel"], found["ranks"], found["inducing"]) == ("matern52", [1, 2, 1], 20)
+    shown = gptf("inspect", ".", cwd=tmp_path / "run" / "model").stdout.splitlines()
+    assert "modes       15 user, 12 item, 8 day" in shown
+    assert any(re.fullmatch(r"bound +-?\d+\.\d{1,4}", line) for line in shown), shown
+
+
+def test_every_option_that_a_message_names_is_a_flag() -> None:
+    named = set()
+    for path in Path(gptf_gpytorch.__file__).parent.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "option" and path.stem != "wording":
+                named |= {argument.value for argument in node.args[:1] if isinstance(argument, ast.Constant)}
+    flags = {flag for command in main.commands.values() for param in command.params for flag in param.opts}
+    assert {"unseen", "duplicates", "given"} <= named
+    assert {as_flag(name) for name in named} <= flags
+
+
 def test_explain_and_inspect(runs: Path) -> None:
     found = json.loads(gptf("explain", runs / "ratings", "--near", "item=i3", "--top", "4", "--json").stdout)
     assert sum(found["relevance"].values()) == pytest.approx(1.0)
@@ -149,31 +210,84 @@ def test_explain_and_inspect(runs: Path) -> None:
         (["train", "{data}/ratings.csv", "--value", "rating"], 1, "rating"),
         (["train", "{data}/ratings.csv", "--config", "{data}/bad.toml"], 2, "Did you mean inducing?"),
         (["train", "{data}/ratings.csv", "--output", "{data}/ratings.csv"], 1, "output folder must be writable"),
-        (["train", "{data}/ratings.csv", "--output", "{data}/runs/ratings"], 1, "resume it, or choose another folder"),
+        (
+            ["train", "{data}/ratings.csv", "--output", "{data}/runs/ratings"],
+            1,
+            "--resume goes on with it",
+        ),
         (["train", "{data}/ratings.csv", "--output", "{data}/new", "--resume"], 1, "a checkpoint to resume from"),
         (["recommend", "{data}/runs/ratings", "--mode", "itm"], 1, "Did you mean 'item'?"),
+        (
+            ["recommend", "{data}/runs/ratings", "--mode", "user", "--given", "user=x"],
+            1,
+            "--given must be of modes other",
+        ),
+        (
+            ["recommend", "{data}/runs/ratings", "--mode", "item", "--given", "user=1", "--given", "user=2"],
+            2,
+            "must name a mode once. Got user=1 and user=2.",
+        ),
+        (["recommend", "{data}/runs/ratings", "--mode", "item", "--by", "probability"], 1, "--by must be 'mean'"),
+        (["recommend", "{data}/runs/ratings", "--mode", "item", "--top", "0"], 2, "--top"),
+        (["evaluate", "{data}/runs/ratings", "{data}/strange.csv"], 1, "(or pass --unseen prior). Got 'nobody'"),
+        (
+            ["predict", "{data}/runs/ratings", "{data}/strange.csv", "--output", "{data}/x.csv"],
+            1,
+            "(or pass --unseen prior). Got 'nobody'",
+        ),
+        (["predict", "{data}/runs/ratings", "{data}/none.csv", "--output", "{data}/x.csv"], 1, "must exist"),
+        (["predict", "{data}/runs/ratings", "{data}/strange.csv", "--output", "{data}/strange.csv"], 1, "another file"),
+        (
+            ["predict", "{data}/runs/ratings", "{data}/ratings-test.csv", "--output", "{data}/no/x.csv"],
+            1,
+            "No such file or directory",
+        ),
+        (["evaluate", "{data}/none", "{data}/ratings.csv"], 1, "must be a folder. Got"),
+        (["inspect", "{data}/pickle"], 1, "must be a folder. Got"),
+        (["train", "{data}/pickle"], 1, "format must be one of"),
+        (["train", "{data}/twice.csv"], 1, "or --duplicates must say"),
+        (["train", "{data}/floats.csv"], 1, "--ids string takes the text as it is, --modes leaves a column out"),
+        (
+            ["train", "{data}/ratings.csv", "--rank", "2,2"],
+            1,
+            "--rank must be one number, or one for each of the 3 modes",
+        ),
+        (["train", "{data}/ratings.csv", "--max-iterations", "-1"], 2, "--max-iterations must be a whole number"),
+        (["train", "{data}/ratings.csv", "--config", "{data}/table.toml"], 2, "at the top, as in rank = 3"),
+        (["train", "{data}/ratings.csv", "--config", "{data}/zero.toml"], 2, "rank must be a whole number"),
+        (["train"], 2, "Missing argument 'DATA'"),
+        (["trian"], 2, "No such command 'trian'"),
+        (["--loud"], 2, "No such option '--loud'"),
         (["recommend", "{data}/runs/ratings", "--mode", "item", "--given", "user"], 2, "MODE=ID"),
         (["recommend", "{data}/runs/ratings", "--mode", "item", "--given", "user=x", "--given", "day=101"], 1, "'x'"),
         (["explain", "{data}/runs/ratings", "--near", "planet=x"], 1, "planet"),
         (["inspect", "{data}"], 1, "must hold a readable manifest.json"),
-        (["inspect", "{data}/ratings.csv"], 1, "must be a folder that was saved whole"),
+        (["inspect", "{data}/ratings.csv"], 1, "must be a folder. Got"),
         (["predict", "{data}/runs/ratings", "{data}/ratings-test.csv", "--output", "{data}/x.xls"], 1, "x.xls"),
         (["predict", "{data}/runs/ratings", "{data}/ratings-test.csv", "--output", "/proc/x.csv"], 1, "/proc/x.csv"),
     ],
 )
 def test_a_mistake_is_one_clear_line(data: Path, runs: Path, arguments: list[str], code: int, words: str) -> None:
     (data / "bad.toml").write_text("inducng = 3\n")
+    (data / "table.toml").write_text("[train]\nrank = 3\n")
+    (data / "zero.toml").write_text("rank = 0\n")
+    (data / "strange.csv").write_text("user,item,day,value\nnobody,i1,101,3\n")
+    (data / "twice.csv").write_text("a,b,value\nx,y,1\nx,y,2\n")
+    (data / "floats.csv").write_text("a,b,value\n1.5,y,1\n2.5,y,2\n")
+    (data / "pickle").write_bytes(pickle.dumps(Bomb(str(data / "executed"))))
     done = CliRunner().invoke(main, [argument.format(data=data) for argument in arguments], prog_name="gptf")
     error = done.stderr.strip()
     assert done.exit_code == code, error
     assert words in error
-    if code == 1:
-        assert len(error.splitlines()) == 1
-        assert error.startswith("Error: ")
+    assert len(error.splitlines()) == 1
+    assert error.startswith("Error: ")
+    assert not (data / "executed").exists()
 
 
-def test_debug_shows_where_an_error_came_from(data: Path) -> None:
-    command = [*GPTF, "--debug", "train", str(data / "ratings.csv"), "--value", "nothing"]
+@pytest.mark.parametrize("first", [True, False])
+def test_debug_shows_where_an_error_came_from(data: Path, first: bool) -> None:
+    command = ["train", str(data / "ratings.csv"), "--value", "nothing"]
+    command = [*GPTF, "--debug", *command] if first else [*GPTF, *command, "--debug"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 1
     assert "Traceback" in done.stderr

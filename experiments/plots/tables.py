@@ -1,4 +1,4 @@
-"""Copy the tables of Markdown files from the committed results, between `<!-- NAME -->` and `<!-- end -->`.
+"""Copy the tables of Markdown files from the committed results (or the code), between `<!-- NAME -->` and `<!-- end -->`.
 
 python experiments/plots/tables.py README.md docs/scaling.md [--check]
 """
@@ -6,10 +6,14 @@ python experiments/plots/tables.py README.md docs/scaling.md [--check]
 import json
 import re
 import sys
+from dataclasses import fields
 from pathlib import Path
 
 import click
 from cost_model import NETWORKS, PROBLEMS, CostModel
+
+from gptf_gpytorch.commands.options import documentation, shown_default
+from gptf_gpytorch.training.config import TrainConfig
 
 RESULTS = Path(__file__).parents[1] / "results"
 
@@ -64,7 +68,16 @@ def key_value() -> str:
     return "\n".join(lines)
 
 
-TABLES = {"evaluation": evaluation, "workers": workers, "key_value": key_value}
+def defaults() -> str:
+    """The fields of a configuration, as the code has them."""
+    lines = ["| key | default | |", "|---|---|---|"]
+    texts = dict(documentation())
+    for field in fields(TrainConfig):
+        lines.append(f"| `{field.name}` | {shown_default(field.default)} | {texts[field.name].rstrip('.')} |")
+    return "\n".join(lines)
+
+
+TABLES = {"evaluation": evaluation, "workers": workers, "key_value": key_value, "defaults": defaults}
 
 
 @click.command(help=__doc__)

@@ -10,6 +10,7 @@ import torch
 from gptf_gpytorch.data.cells import CellKeys, Keys
 from gptf_gpytorch.data.entries import TensorEntries
 from gptf_gpytorch.errors import DataError, InputError
+from gptf_gpytorch.wording import option
 
 DuplicatePolicy = Literal["error", "mean", "sum", "last", "keep"]
 """What several entries of one cell become: an error, their mean, sum or last one, or entries of their own."""
@@ -18,7 +19,7 @@ DuplicatePolicy = Literal["error", "mean", "sum", "last", "keep"]
 def check_policy(policy: str, allowed: tuple[str, ...] = get_args(DuplicatePolicy)) -> None:
     """One of the policies for duplicates."""
     if policy not in allowed:
-        raise InputError(f"duplicates must be one of {', '.join(allowed)}. Got {policy!r}.")
+        raise InputError(f"{option('duplicates')} must be one of {', '.join(allowed)}. Got {policy!r}.")
 
 
 def resolve(
@@ -60,7 +61,7 @@ def _merge(entries: TensorEntries, keys: Keys, policy: DuplicatePolicy) -> tuple
         return entries[last], first
     if policy == "sum" and entries.weights is not None:
         raise InputError(
-            "duplicates='sum' must have entries without weights. Got weights: use 'mean', 'last' or 'keep'."
+            f"{option('duplicates', 'sum')} must have entries without weights. Got weights: use 'mean', 'last' or 'keep'."
         )
     values = entries.values.numpy().astype(np.float64)
     weights = np.ones(len(keys)) if entries.weights is None else entries.weights.numpy().astype(np.float64)
@@ -95,6 +96,6 @@ def _complaint(entries: TensorEntries, rows: Keys, keys: Keys, where: Callable[[
         named = ", ".join(f"{name}={item!r}" for name, item in cell)
         shown.append(f"({named}) at {places[before]} and {places[row]}")
     return (
-        "Each cell must have one entry, or duplicates= must say what several mean (mean, sum, last, keep). "
+        f"Each cell must have one entry, or {option('duplicates')} must say what several mean (mean, sum, last, keep). "
         f"Got {len(again)} more entries than cells: {'; '.join(shown)}{'; ...' if len(again) > 3 else ''}."
     )

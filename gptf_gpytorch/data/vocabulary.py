@@ -13,6 +13,7 @@ from torch import Tensor
 
 from gptf_gpytorch.data import storage
 from gptf_gpytorch.errors import DataError, InputError
+from gptf_gpytorch.wording import option
 
 UnseenPolicy = Literal["error", "prior"]
 """What an id that the vocabulary does not know becomes: an error, or row -1, which stands for the prior mean."""
@@ -122,7 +123,7 @@ class Vocabulary:
         if unseen == "error" and found.null_count:
             place = pc.index(found.is_null(), True).as_py()
             raise DataError(
-                f"Ids must be among the {len(self)} of the vocabulary (or pass unseen='prior'). "
+                f"Ids must be among the {len(self)} of the vocabulary (or pass {option('unseen', 'prior')}). "
                 f"Got {wanted[place].as_py()!r} at position {place}; {found.null_count} ids are not known."
             )
         rows = found.fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int64)

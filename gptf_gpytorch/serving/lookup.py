@@ -10,6 +10,7 @@ from torch import Tensor
 from gptf_gpytorch.data.entries import TensorEntries
 from gptf_gpytorch.errors import DataError, InputError
 from gptf_gpytorch.training.saved import FittedModel
+from gptf_gpytorch.wording import option
 
 
 def mode_of(fitted: FittedModel, name: str) -> int:
@@ -79,7 +80,7 @@ def count_of(top: Any) -> int:
     """How many to return: at least one."""
     found = None if isinstance(top, bool | str) else _integer(top)
     if found is None or found < 1:
-        raise InputError(f"top must be a whole number from 1 on. Got {top!r}.")
+        raise InputError(f"{option('top')} must be a whole number from 1 on. Got {top!r}.")
     return found
 
 

@@ -11,6 +11,7 @@ from gptf_gpytorch.errors import InputError
 from gptf_gpytorch.serving.lookup import indices_of
 from gptf_gpytorch.training.saved import FittedModel
 from gptf_gpytorch.variational.prediction import Marginals, marginals
+from gptf_gpytorch.wording import option
 
 
 @dataclass(frozen=True)
@@ -63,11 +64,21 @@ def predict(
         (torch.Size([3]), True)
 
     """
+    return predictions_of(fitted, latent(fitted, indices_of(fitted, entries), chunk_size), interval=interval)
+
+
+def predictions_of(
+    fitted: FittedModel, f: Marginals, *, interval: float = 0.95, probability: Tensor | None = None
+) -> Predictions:
+    """What moments of f say of entries, in the user's units.
+
+    :param probability: of labels 1, where it is not that of a normal f.
+    """
     z = _quantile(interval)
-    f = latent(fitted, indices_of(fitted, entries), chunk_size)
     with torch.no_grad():
         if fitted.binary:
-            probability = torch.special.ndtr(f.mean / (1.0 + f.variance).sqrt())
+            if probability is None:
+                probability = torch.special.ndtr(f.mean / (1.0 + f.variance).sqrt())
             std = (probability * (1.0 - probability)).sqrt()
             half = z * f.variance.sqrt()
             lower, upper = torch.special.ndtr(f.mean - half), torch.special.ndtr(f.mean + half)
@@ -94,5 +105,5 @@ def latent(fitted: FittedModel, indices: Tensor, chunk_size: int = 3000) -> Marg
 def _quantile(interval: float) -> float:
     """How many standard deviations hold the interval on either side of the mean."""
     if isinstance(interval, bool) or not isinstance(interval, int | float) or not 0.0 < interval < 1.0:
-        raise InputError(f"interval must be a probability in (0, 1). Got {interval!r}.")
+        raise InputError(f"{option('interval')} must be a probability in (0, 1). Got {interval!r}.")
     return float(torch.special.ndtri(torch.tensor(0.5 + 0.5 * interval, dtype=torch.float64)))

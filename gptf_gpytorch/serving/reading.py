@@ -26,6 +26,7 @@ from gptf_gpytorch.data.readers.tables import open_stream, parquet_files
 from gptf_gpytorch.data.vocabulary import UnseenPolicy, check_unseen
 from gptf_gpytorch.errors import DataError, DataWarning, InputError
 from gptf_gpytorch.training.saved import FittedModel
+from gptf_gpytorch.wording import option
 
 BATCH = 2**17
 
@@ -94,7 +95,7 @@ def _within(fitted: FittedModel, entries: TensorEntries) -> TensorEntries:
             row = int(beyond.nonzero()[0])
             raise DataError(
                 f"Indices of mode {fitted.mode_names[mode]!r} must lie in [0, {size}), as in training (or pass "
-                f"unseen='prior'). Got {int(indices[row, mode])}, counted from 0, at entry {row}."
+                f"{option('unseen', 'prior')}). Got {int(indices[row, mode])}, counted from 0, at entry {row}."
             )
         indices[beyond, mode] = -1
     return replace(entries, indices=indices, shape=fitted.shape)
@@ -141,7 +142,9 @@ class Rows:
         table = vocabulary.encode(found.ids, unseen="prior").numpy()
         unknown = codes.first(table < 0) if unseen == "error" else None
         if unknown is not None:
-            rule = f"Ids must be among the {len(vocabulary):,} that the model knows (or pass unseen='prior')."
+            rule = (
+                f"Ids must be among the {len(vocabulary):,} that the model knows (or pass {option('unseen', 'prior')})."
+            )
             raise source.complain(rule, found[codes.at(unknown)], name, unknown)
         return codes.then(table).whole()
 

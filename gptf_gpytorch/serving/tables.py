@@ -18,6 +18,7 @@ from gptf_gpytorch.errors import DataError, InputError
 from gptf_gpytorch.serving.predictions import predict
 from gptf_gpytorch.serving.reading import Rows, open_rows
 from gptf_gpytorch.training.saved import FittedModel
+from gptf_gpytorch.wording import option
 
 WRITTEN = {".csv": "csv", ".parquet": "parquet", ".pq": "parquet"}
 
@@ -74,6 +75,8 @@ def write_predictions(
     kind = WRITTEN.get(target.suffix.lower())
     if kind is None:
         raise InputError(f"Predictions must be written to one of {', '.join(WRITTEN)}. Got {target}.")
+    if isinstance(source, str | os.PathLike) and target.exists() and target.samefile(source):
+        raise InputError(f"{option('output')} must be another file than what is predicted. Got {target} for both.")
     rows = open_rows(fitted, source, index_base=index_base, typed=kind == "parquet")
     schema = _schema(fitted, rows)
     batches = _predicted(fitted, rows, schema, unseen, interval)

@@ -126,7 +126,7 @@ def standing(folder: Path) -> Path:
 
 
 def _beside(folder: Path, suffix: str) -> Path:
-    return folder.with_name(f"{folder.name}.{suffix}")
+    return folder.parent / f"{folder.name}.{suffix}"
 
 
 class Checkpoints:

@@ -12,6 +12,7 @@ import gpytorch
 
 from gptf_gpytorch.errors import InputError
 from gptf_gpytorch.kernels import FactorRBFKernel
+from gptf_gpytorch.wording import as_argument, option, spelled
 
 Likelihood = Literal["gaussian", "probit"]
 OptimizerName = Literal["lbfgs", "gd", "adam"]
@@ -77,11 +78,11 @@ class TrainConfig:
     def __post_init__(self) -> None:
         for name, choices in CHOICES.items():
             if getattr(self, name) not in choices:
-                raise InputError(f"{name} must be one of {', '.join(choices)}. Got {getattr(self, name)!r}.")
+                raise InputError(f"{option(name)} must be one of {', '.join(choices)}. Got {getattr(self, name)!r}.")
         if isinstance(self.rank, list | tuple):
             object.__setattr__(self, "rank", tuple(self.rank))
             if not self.rank:
-                raise InputError("rank must be one number, or one for each mode. Got none.")
+                raise InputError(f"{option('rank')} must be one number, or one for each mode. Got none.")
             for rank in self.rank:
                 _whole("rank", rank, 1, 1000)
         else:
@@ -92,10 +93,10 @@ class TrainConfig:
             value = getattr(self, name)
             right = isinstance(value, int | float) and not isinstance(value, bool) and least <= value <= most
             if not right:
-                raise InputError(f"{name} must be a number in [{least:g}, {most:g}]. Got {value!r}.")
+                raise InputError(f"{option(name)} must be a number in [{least:g}, {most:g}]. Got {value!r}.")
             object.__setattr__(self, name, float(value))
         if not isinstance(self.standardize, bool):
-            raise InputError(f"standardize must be true or false. Got {self.standardize!r}.")
+            raise InputError(f"{option('standardize')} must be true or false. Got {self.standardize!r}.")
 
     @classmethod
     def of(cls, values: Mapping[str, Any], where: str = "the configuration") -> "TrainConfig":
@@ -103,20 +104,28 @@ class TrainConfig:
         known = [field.name for field in fields(cls)]
         for name in values:
             if name not in known:
-                near = difflib.get_close_matches(name.replace("-", "_"), known, n=1, cutoff=0.5)
+                near = difflib.get_close_matches(name.replace("-", "_"), known, n=1, cutoff=0.7)
                 hint = f" Did you mean {near[0]}?" if near else f" Known are {', '.join(known)}."
                 raise InputError(f"{where} may hold only known keys. Got {name!r}.{hint}")
         return cls(**values)
 
     @classmethod
     def read(cls, path: str | Path, **changes: Any) -> "TrainConfig":
-        """A configuration from a TOML file, with changes."""
+        """A configuration from a TOML file, with changes; the file must hold by itself."""
         try:
             values = tomllib.loads(Path(path).read_text(encoding="utf-8"))
         except OSError as error:
             raise InputError(f"The configuration must be a readable file. Got {path}: {error.strerror}.") from error
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
             raise InputError(f"The configuration must be TOML. Got {path}: {error}.") from error
+        table = next((name for name, value in values.items() if isinstance(value, dict)), None)
+        if table is not None:
+            raise InputError(f"{path} must hold its keys at the top, as in rank = 3, in no table. Got [{table}].")
+        with spelled(as_argument):  # the file's own words, whoever reads it
+            try:
+                cls.of(values, str(path))
+            except InputError as error:
+                raise InputError(f"{error} It is in {path}." if str(path) not in str(error) else str(error)) from error
         return cls.of({**values, **changes}, where=str(path))
 
     def to_dict(self) -> dict[str, Any]:
@@ -173,4 +182,4 @@ _REAL = {
 def _whole(name: str, value: Any, low: int, high: int = 2**63 - 1) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
         limit = f"from {low} on" if high == 2**63 - 1 else f"from {low} to {high}"
-        raise InputError(f"{name} must be a whole number {limit}. Got {value!r}.")
+        raise InputError(f"{option(name)} must be a whole number {limit}. Got {value!r}.")

@@ -28,6 +28,7 @@ from gptf_gpytorch.training.saved import FittedModel, build
 from gptf_gpytorch.training.signals import StopRequest
 from gptf_gpytorch.variational.elbo import CollapsedELBO
 from gptf_gpytorch.version import __version__
+from gptf_gpytorch.wording import option
 
 # Steps after which the best of several starts is chosen.
 _SCREENING = 20
@@ -153,7 +154,8 @@ class _Run:
         if self.checkpoints.steps() and not self.resume:
             raise CheckpointError(
                 f"A new run needs a folder without checkpoints. Got {self.output}, which holds step "
-                f"{self.checkpoints.steps()[-1]}: resume it, or choose another folder."
+                f"{self.checkpoints.steps()[-1]}: {option('resume', True)} goes on with it, "
+                f"another {option('output')} begins anew."
             )
 
     def go(self) -> Result:
@@ -273,7 +275,8 @@ class _Run:
             if (list(then) if isinstance(then, tuple) else then) != (
                 list(value) if isinstance(value, tuple) else value
             ):
-                raise CheckpointError(f"{name} must be what the run began with: {then!r}. Got {value!r}.")
+                named = option(name) if name in now else name
+                raise CheckpointError(f"{named} must be what the run began with: {then!r}. Got {value!r}.")
         parts: dict[str, dict[str, Tensor]] = {"mll": {}, "optimizer": {}, "progress": {}}
         for name, tensor in tensors.items():
             part, _, rest = name.partition(".")

@@ -96,6 +96,9 @@ class FittedModel:
                 raise CheckpointError(
                     f"{folder} must hold a model. Got a run that is not finished, at step {steps[-1]}."
                 )
+        if not checkpoints.standing(folder).is_dir():
+            what = "a file" if folder.exists() else "nothing there"
+            raise CheckpointError(f"A saved model, or the output of a run, must be a folder. Got {folder}: {what}.")
         tensors, run = checkpoints.load(folder)
         if not isinstance(run, dict) or run.get("kind") != KIND:
             raise CheckpointError(f"{folder} must be a saved model. Got {_kind(run)}.")

@@ -245,7 +245,7 @@ def test_tidy_text(text: str) -> None:
         ({"index_base": 2}, "index_base must be 0 or 1"),
         ({"ids": "float"}, "ids must be one of auto, string, integer"),
         ({"duplicates": "first"}, "duplicates must be one of"),
-        ({"format": "xlsx"}, r"pass format=. Got 'xlsx'"),
+        ({"format": "xlsx"}, r"by the name of the file or as given. Got 'xlsx'"),
         ({"modes": "u"}, "modes must be a sequence"),
         ({"modes": ["u", "value"]}, "A column can be one thing"),
         ({"shape": (1,)}, "one size for each of the modes"),

@@ -8,8 +8,10 @@ import torch
 
 from gptf_gpytorch import DataError, InputError
 from gptf_gpytorch.data import TensorEntries
+from gptf_gpytorch.serving import averages
 from gptf_gpytorch.serving.predictions import predict
 from gptf_gpytorch.serving.recommend import recommend
+from gptf_gpytorch.training.fit import fit
 from gptf_gpytorch.training.saved import FittedModel
 
 GIVEN = {"page": "p03", "user": "u05"}
@@ -66,6 +68,66 @@ def test_seen_entries_are_left_out(either) -> None:
     assert len(recommend(either.fitted, GIVEN, "ad", 100, exclude=unknown)) == 9
 
 
+def mixture(fitted: FittedModel, given: dict[str, str]) -> dict[str, tuple[float, float, float]]:
+    """Of every ad the mean of f, its variance and the average of the probability, by a loop over all that is open."""
+    users = [int(given["user"][1:])] if "user" in given else range(fitted.shape[0])
+    pages = [int(given["page"][1:])] if "page" in given else range(fitted.shape[2])
+    found = {}
+    for ad in range(fitted.shape[1]):
+        f = predict(fitted, [[user, ad, page] for user in users for page in pages]).latent
+        chance = torch.special.ndtr(f.mean / (1 + f.variance).sqrt()).mean()
+        variance = f.variance.mean() + f.mean.var(correction=0)
+        found[f"a{ad:02d}"] = (float(f.mean.mean()), float(variance), float(chance))
+    return found
+
+
+@pytest.mark.parametrize("given", [{"user": "u05"}, {"page": "p03"}, {}])
+def test_modes_that_are_left_open_are_averaged_over(either, given: dict) -> None:
+    fitted, expected = either.fitted, mixture(either.fitted, given)
+    found = recommend(fitted, given, "ad", 100)
+    key = 2 if fitted.binary else 0
+    assert [item.id for item in found] == sorted(expected, key=lambda ad: -expected[ad][key])
+    for item in found:
+        mean, variance, chance = expected[item.id]
+        if fitted.binary:
+            assert item.mean == item.probability == pytest.approx(chance, rel=1e-9)
+        else:
+            scale, noise = fitted.scaling, fitted.mll.likelihood.noise.item()
+            assert item.mean == pytest.approx(scale.centre + scale.spread * mean, rel=1e-9)
+            assert item.std == pytest.approx(scale.spread * (variance + noise) ** 0.5, rel=1e-6)
+        assert item.lower < item.mean < item.upper
+
+
+def test_by_the_average_of_f(probit) -> None:
+    expected = mixture(probit.fitted, {"user": "u05"})
+    found = recommend(probit.fitted, {"user": "u05"}, "ad", 9, by="mean")
+    assert [item.id for item in found] == sorted(expected, key=lambda ad: -expected[ad][0])
+    assert [item.probability for item in found] == pytest.approx([expected[item.id][2] for item in found])
+
+
+def test_other_kernels_average_over_combinations_or_a_sample_of_them(probit, monkeypatch) -> None:
+    options = {"likelihood": "probit", "validation": 0.0, "rank": 2, "inducing": 20, "max_iterations": 5}
+    fitted = fit(probit.train, kernel="matern52", **options).fitted
+    expected = mixture(fitted, {"user": "u05"})
+    for item in recommend(fitted, {"user": "u05"}, "ad", 9):
+        assert item.probability == pytest.approx(expected[item.id][2], rel=1e-9)
+    monkeypatch.setattr(averages, "_BUDGET", 9 * 60)  # of 14 x 8 combinations
+    everything = mixture(fitted, {})
+    sampled = recommend(fitted, {}, "ad", 9)
+    assert sampled == recommend(fitted, {}, "ad", 9), "the sample is seeded"
+    for item in sampled:
+        assert item.probability == pytest.approx(everything[item.id][2], abs=0.15)
+        assert item.probability != pytest.approx(everything[item.id][2], rel=1e-9)
+
+
+def test_what_was_seen_with_any_open_entity_is_left_out(either) -> None:
+    some = either.train[:60]
+    seen = {ids[1] for ids in some.ids() if ids[0] == "u05"}
+    assert 0 < len(seen) < 9
+    left = recommend(either.fitted, {"user": "u05"}, "ad", 100, exclude=some)
+    assert {item.id for item in left} == {f"a{ad:02d}" for ad in range(9)} - seen
+
+
 def test_ids_as_a_command_line_has_them(numbered) -> None:
     expected = recommend(numbered, {"user": 105, "ad": 2}, "page", 3)
     assert recommend(numbered, {"user": "105", "ad": "2"}, "page", 3) == expected
@@ -83,9 +145,7 @@ def test_ids_as_a_command_line_has_them(numbered) -> None:
     [
         (GIVEN, "adds", {}, "must be one of the model's: user, ad, page. Got 'adds'. Did you mean 'ad'?"),
         ({"usr": "u05", "page": "p03"}, "ad", {}, "Got 'usr'. Did you mean 'user'?"),
-        ({"user": "u05"}, "ad", {}, "for each of the modes user, page. Got only user"),
-        ({}, "ad", {}, "for each of the modes user, page. Got none"),
-        ({**GIVEN, "ad": "a01"}, "ad", {}, "Got 'ad', which is ranked"),
+        ({**GIVEN, "ad": "a01"}, "ad", {}, "other than the one that is ranked. Got 'ad'"),
         ({**GIVEN, "user": "eve"}, "ad", {}, "Mode 'user' must have the id: it has 14 strings. Got 'eve'"),
         ({**GIVEN, "user": 5}, "ad", {}, "Got 5"),
         (GIVEN, "ad", {"top": 0}, "top must be a whole number from 1 on. Got 0"),

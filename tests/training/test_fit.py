@@ -175,7 +175,7 @@ def test_numbers_that_fail_are_rolled_back_with_more_jitter_and_not_for_ever(
 
 def test_a_folder_with_checkpoints_is_resumed_or_refused(entries: TensorEntries, tmp_path: Path) -> None:
     fit(entries, output=tmp_path, max_iterations=3, **SMALL)
-    with pytest.raises(CheckpointError, match=r"holds step 3: resume it, or choose another folder"):
+    with pytest.raises(CheckpointError, match=r"holds step 3: resume=True goes on with it, another output begins anew"):
         fit(entries, output=tmp_path, max_iterations=3, **SMALL)
     for change, message in (
         ({"rank": 3}, r"rank must be what the run began with: 2\. Got 3"),

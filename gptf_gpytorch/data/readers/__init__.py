@@ -106,7 +106,8 @@ def _read_path(
     kind = kind or _kind(path)
     if kind not in FORMATS:
         raise InputError(
-            f"The format must be one of {', '.join(sorted(set(FORMATS.values())))}: pass format=. Got {kind!r} for {path}."
+            f"The format must be one of {', '.join(sorted(set(FORMATS.values())))}, by the name of the file or as given. "
+            f"Got {kind!r} for {path}."
         )
     if (columns is not None or delimiter is not None) and kind not in ("csv", "tsv"):
         raise InputError(f"columns and delimiter are for csv and tsv. Got {path}.")

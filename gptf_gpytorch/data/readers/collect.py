@@ -19,6 +19,7 @@ from gptf_gpytorch.data.rules import index_type
 from gptf_gpytorch.data.vocabulary import Vocabulary
 from gptf_gpytorch.distributed.threads import everywhere
 from gptf_gpytorch.errors import DataError, DataWarning
+from gptf_gpytorch.wording import option
 
 
 class Parts:
@@ -83,7 +84,7 @@ class Parts:
         table = given.encode(found.ids, unseen="prior").numpy()
         unknown = rows.first(table < 0) if self.request.unseen == "error" else None
         if unknown is not None:
-            rule = f"Ids must be among the {len(given):,} of the vocabulary (or pass unseen='prior')."
+            rule = f"Ids must be among the {len(given):,} of the vocabulary (or pass {option('unseen', 'prior')})."
             raise self.source.complain(rule, found[rows.at(unknown)], name, unknown)
         return rows.then(table)
 

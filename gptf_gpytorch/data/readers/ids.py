@@ -14,6 +14,7 @@ from gptf_gpytorch.data.readers.request import IdKind, Source
 from gptf_gpytorch.data.readers.rows import Array, EntityRows
 from gptf_gpytorch.data.vocabulary import Vocabulary, id_type
 from gptf_gpytorch.errors import DataError
+from gptf_gpytorch.wording import option
 
 LONGEST_ID = 2**16
 # Bytes of a column that wait to be encoded together: few, so that their memory is used again soon, but many more than
@@ -46,7 +47,7 @@ class IdColumn:
         target = id_type(block.type)
         if target is None or (self.type is not None and target != self.type):
             raise self.source.complain(
-                "Ids must be all strings or all integers (cast the column, or leave it out with modes=).",
+                f"Ids must be all strings or all integers (cast the column, or leave it out with {option('modes')}).",
                 f"{block.type} {block[0].as_py() if len(block) else ''}",
                 self.name,
                 self.count,
@@ -156,7 +157,10 @@ class IdColumn:
             raise self._complain("Ids must be integers, written without leading zeros or signs.", bad, ids, rows)
         if _floats(ids):
             bad = pc.match_substring(ids, ".").to_numpy(zero_copy_only=False)
-            rule = "Ids must be strings or integers (ids='string' takes the text as it is, modes= leaves a column out)."
+            rule = (
+                f"Ids must be strings or integers ({option('ids', 'string')} takes the text as it is, "
+                f"{option('modes')} leaves a column out)."
+            )
             raise self._complain(rule, bad, ids, rows)
         return ids
 

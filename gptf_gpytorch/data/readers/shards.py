@@ -22,6 +22,7 @@ from gptf_gpytorch.data.vocabulary import Vocabulary
 from gptf_gpytorch.distributed.communicator import Communicator
 from gptf_gpytorch.distributed.verdicts import together
 from gptf_gpytorch.errors import DataError, InputError
+from gptf_gpytorch.wording import option
 
 _ROUND = 2**23  # cells of all workers that are compared at once
 
@@ -147,6 +148,6 @@ def _complaint(
         named = ", ".join(f"{name}={item!r}" for name, item in zip(entries.names, ids, strict=True))
         shown.append(f"({named}) at {' and '.join(place for worker in everyone for place in worker[number])}")
     return (
-        "Each cell must have one entry, or duplicates='keep' must say that several are meant. "
+        f"Each cell must have one entry, or {option('duplicates', 'keep')} must say that several are meant. "
         f"Got {surplus} more entries than cells: {'; '.join(shown)}{'; ...' if surplus > len(shown) else ''}."
     )

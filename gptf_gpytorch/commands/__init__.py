@@ -1,0 +1,1 @@
+"""Layer 9: the commands of ``gptf``: parsing and printing only."""

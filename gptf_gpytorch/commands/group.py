@@ -1,0 +1,74 @@
+"""What all commands share: how an error becomes one line and an exit code."""
+
+import signal
+import warnings
+from typing import Any
+
+import click
+
+from gptf_gpytorch.errors import GPTFError, InterruptedRunError
+from gptf_gpytorch.training.checkpoints import Checkpoints
+from gptf_gpytorch.wording import as_flag, spelled
+
+DEBUG = "Show where an error came from."
+
+
+class Group(click.Group):
+    """Errors that the package raises on purpose are one line; anything else is a defect and shows where it came from."""
+
+    def add_command(self, cmd: click.Command, name: str | None = None) -> None:
+        """Add a command, which takes --debug as the group itself does."""
+        cmd.params.append(click.Option(["--debug"], is_flag=True, expose_value=False, callback=_debug, help=DEBUG))
+        super().add_command(cmd, name)
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse what comes before the command."""
+        try:
+            return super().parse_args(ctx, args)
+        except click.UsageError as error:
+            raise _brief(error) from error
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command that was named."""
+        try:
+            with spelled(as_flag), warnings.catch_warnings():
+                warnings.showwarning = lambda message, *_, **__: say(ctx, f"Note: {message}")
+                return super().invoke(ctx)
+        except click.UsageError as error:
+            raise _brief(error) from error
+        except InterruptedRunError as stopped:
+            say(ctx, str(stopped))
+            if ctx.obj.get("resume") and Checkpoints(ctx.obj["output"]).steps():
+                say(ctx, f"Resume: {ctx.obj['resume']}")
+            if "workers" in ctx.obj:
+                ctx.obj["workers"].close()  # nobody leaves before worker 0 has written and spoken
+            ctx.exit(128 + (stopped.signal or signal.SIGINT))
+        except KeyboardInterrupt:
+            say(ctx, "Stopped at once, without a checkpoint of this moment.")
+            ctx.exit(128 + signal.SIGINT)
+        except (GPTFError, OSError) as error:
+            if ctx.params.get("debug"):
+                raise
+            click.echo(f"Error: {' '.join(str(error).split())}", err=True)
+            ctx.exit(1)
+
+
+def _brief(error: click.UsageError) -> click.UsageError:
+    """The same on one line, with the command that says more."""
+    if isinstance(error, click.exceptions.NoArgsIsHelpError) or error.ctx is None:
+        return error
+    message = " ".join(error.format_message().split())
+    end = "" if message.endswith((".", "?", ")")) else "."
+    return click.UsageError(f"{message}{end} See {error.ctx.command_path} --help.")
+
+
+def _debug(ctx: click.Context, param: click.Parameter, value: bool) -> None:
+    if value:
+        ctx.find_root().params["debug"] = True
+
+
+def say(ctx: click.Context, text: str) -> None:
+    """Print a line, on one worker."""
+    workers = (ctx.obj or {}).get("workers")
+    if workers is None or workers.rank == 0:
+        click.echo(text, err=True)
