@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from gptf_gpytorch.distributed.communicator import Communicator
 from gptf_gpytorch.errors import InputError
 from gptf_gpytorch.factors import LatentFactors
 from gptf_gpytorch.variational.checks import positive_integer
@@ -36,8 +37,9 @@ def initialize(
     outputscale becomes the mean square of the targets around the mean function, and the noise half of it; for labels
     the outputscale becomes 1. Lengthscales, and whatever needs no gradient, stay as they are.
 
-    Deterministic in ``seed``. With several workers a collective: the entries of the first one that has the most choose the
-    inducing points, all entries the scales, and all workers end with that worker's parameters.
+    Deterministic in ``seed``. With several workers a collective: a sample of all entries chooses the inducing points, all
+    entries the scales, and all workers end with the first one's parameters. The start depends on the entries in the
+    order of ranks, and not on how many workers they are dealt to.
 
     :param inputs: this worker's indices `[n, K]`, or plain inputs `[n, D]`.
     :param target: their values `[n]`.
@@ -67,20 +69,29 @@ def initialize(
         counts = communicator.sum(counts)
         if not int(counts.sum()):
             raise InputError("There must be entries to start from. Got none.")
-        root = int(counts.argmax())
-        if communicator.rank == root:
-            chosen = torch.randperm(len(shard), generator=generator)[:_SAMPLE]
-            sample = inputs[chosen.to(inputs.device)].to(points.device)
+        sample = _sample(inputs, counts, communicator, seed).to(points.device)
+        if communicator.rank == 0:
             x = sample.to(points) if factors is None else factors(sample)
             points.copy_(_centres(x, len(points), seed))
-        _broadcast(mll, root)
+        _broadcast(mll)
         _set_scales(mll, shard)
 
 
-def _broadcast(mll: CollapsedELBO, root: int) -> None:
-    """Worker ``root``'s parameters, as one vector."""
+def _sample(inputs: Tensor, counts: Tensor, communicator: Communicator, seed: int) -> Tensor:
+    """Some of the inputs of all workers, the same ones on each: those in the order of ranks at seeded places."""
+    total, before = int(counts.sum()), int(counts[: communicator.rank].sum())
+    places = np.random.default_rng(seed).choice(total, size=min(total, _SAMPLE), replace=False)
+    mine = (places >= before) & (places < before + len(inputs))
+    # int64, because narrower integers may not be summed everywhere.
+    sample = inputs.new_zeros((len(places), inputs.size(-1)), dtype=None if inputs.is_floating_point() else torch.int64)
+    sample[torch.from_numpy(mine)] = inputs[torch.from_numpy(places[mine] - before)].to(sample)
+    return communicator.sum(sample)
+
+
+def _broadcast(mll: CollapsedELBO) -> None:
+    """Worker 0's parameters, as one vector."""
     parameters = list(mll.parameters())
-    flat = mll.communicator.broadcast(torch.cat([parameter.detach().reshape(-1) for parameter in parameters]), root)
+    flat = mll.communicator.broadcast(torch.cat([parameter.detach().reshape(-1) for parameter in parameters]))
     for parameter, part in zip(parameters, flat.split([p.numel() for p in parameters]), strict=True):
         parameter.copy_(part.view_as(parameter))
 

@@ -1,13 +1,15 @@
 """Starts that work, and restarts that keep the best."""
 
 import warnings
+from copy import deepcopy
 
 import gpytorch
 import pytest
 import torch
 from conftest import Small, small
+from workers import Workers
 
-from gptf_gpytorch import GPTF, CollapsedELBO, InputError, ProbitLikelihood, initialize, restart
+from gptf_gpytorch import GPTF, CollapsedELBO, Communicator, InputError, ProbitLikelihood, initialize, restart
 from gptf_gpytorch.likelihoods import log_Phi
 
 
@@ -32,6 +34,22 @@ def test_the_same_seed_gives_the_same_start_and_another_another(either: Small) -
         states.append({name: value.clone() for name, value in either.parameters().items()})
     assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
     assert not torch.equal(states[0]["factors.weights.0"], states[2]["factors.weights.0"])
+
+
+@pytest.mark.parametrize("ends", [(0, 13, 40), (0, 0, 40), (0, 5, 22, 40)])
+def test_the_start_does_not_depend_on_the_number_of_workers(either: Small, ends: tuple[int, ...]) -> None:
+    def start(rows: slice, communicator: Communicator | None = None) -> torch.Tensor:
+        likelihood, model = deepcopy((either.likelihood, either.model))
+        mll = CollapsedELBO(likelihood, model, len(either.y), communicator)
+        initialize(mll, either.indices[rows], either.y[rows])
+        return torch.cat([parameter.detach().flatten() for parameter in mll.parameters()])
+
+    assert len(either.y) == ends[-1]
+    found = Workers(len(ends) - 1).run(lambda comm: start(slice(*ends[comm.rank : comm.rank + 2]), comm))
+    alone = start(slice(None))
+    for worker in found:
+        assert torch.equal(worker, found[0])
+        torch.testing.assert_close(worker, alone, rtol=1e-12, atol=1e-12)
 
 
 def test_factors_are_small_and_inducing_points_lie_among_the_inputs() -> None:
