@@ -84,7 +84,7 @@ class NumberColumn:
         kept = found.astype(self.dtype, copy=False)
         if kept is not found:
             self._refuse(~np.isfinite(kept), f"Values must be finite in {np.dtype(self.dtype)}.", found)
-        self.blocks.append(kept)
+        self.blocks.append(kept.astype(np.int8) if self.binary else kept)
         self.count += len(block)
 
     def _refuse(self, bad: Array, rule: str, found: Array) -> None:
@@ -95,7 +95,7 @@ class NumberColumn:
     def finish(self) -> Array:
         """The numbers `[N]`."""
         blocks, self.blocks = self.blocks, []
-        return _joined(blocks, self.dtype)
+        return np.concatenate([np.empty(0, dtype=self.dtype), *blocks], dtype=self.dtype)
 
 
 class TimeColumn:
@@ -129,12 +129,7 @@ class TimeColumn:
 
     def finish(self) -> Array:
         """The times `[N]`."""
-        return _joined(self.blocks, np.int64)
-
-
-def _joined(blocks: list[Array], empty: Any) -> Array:
-    """One array of all blocks, of the given type where there are none."""
-    return np.concatenate(blocks) if blocks else np.empty(0, dtype=empty)
+        return np.concatenate(self.blocks) if self.blocks else np.empty(0, dtype=np.int64)
 
 
 def reads_as_time(text: str) -> bool:

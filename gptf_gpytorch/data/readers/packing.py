@@ -54,9 +54,11 @@ def _text(block: pa.Array) -> tuple[Array, int, int, Array]:
 def pack(block: pa.Array) -> Words:
     """The words of each string."""
     ends, low, high, data = _text(block)
+    lengths = np.diff(ends)
+    if len(lengths) and lengths.min() == lengths.max() == 8:
+        return _pack_equal(data[low:high], len(lengths), 8)
     text = np.zeros(high - low + 16, dtype=np.uint8)  # so that a word may start at the end
     text[: high - low] = data[low:high]
-    lengths = np.diff(ends)
     if len(lengths) and lengths.min() == lengths.max() > 0:
         return _pack_equal(text, len(lengths), int(lengths[0]))
     starts = ends[:-1].astype(np.intp)
