@@ -1,18 +1,15 @@
 """``fit``: from entries and a configuration to a fitted model, alone or in lockstep with other workers."""
 
-import hashlib
 import math
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from gptf_gpytorch.data.entries import TensorEntries
-from gptf_gpytorch.data.sampling import balance
 from gptf_gpytorch.distributed.communicator import Communicator, SingleProcess
 from gptf_gpytorch.distributed.verdicts import agree, together
 from gptf_gpytorch.errors import CheckpointError, InputError, InterruptedRunError
@@ -21,61 +18,18 @@ from gptf_gpytorch.tracking.tracker import Tracker, Trackers
 from gptf_gpytorch.training import optimizers
 from gptf_gpytorch.training.checkpoints import Checkpoints
 from gptf_gpytorch.training.config import TrainConfig
-from gptf_gpytorch.training.history import History
-from gptf_gpytorch.training.loop import Loop, Progress
+from gptf_gpytorch.training.loop import Loop
 from gptf_gpytorch.training.objective import BoundObjective, Scaling, mean_log_density
+from gptf_gpytorch.training.problem import digest, divide
+from gptf_gpytorch.training.result import Result
 from gptf_gpytorch.training.saved import FittedModel, build
 from gptf_gpytorch.training.signals import StopRequest
+from gptf_gpytorch.training.state import Progress, check_same, describe, pack, unpack
 from gptf_gpytorch.variational.elbo import CollapsedELBO
 from gptf_gpytorch.version import __version__
 
 # Steps after which the best of several starts is chosen.
 _SCREENING = 20
-# A run may be resumed with other values of these: they say when to stop, not where to go.
-_MAY_CHANGE = {
-    "max_iterations",
-    "max_seconds",
-    "checkpoint_seconds",
-    "keep",
-    "tolerance",
-    "gradient_tolerance",
-}
-
-
-@dataclass(frozen=True)
-class Result:
-    """What came of a run."""
-
-    fitted: FittedModel
-    reason: str  # why it stopped
-    history: History
-    seconds: float
-
-    @property
-    def model(self) -> Any:
-        """The model, with q(v) up to date, in evaluation mode."""
-        return self.fitted.model
-
-    @property
-    def likelihood(self) -> Any:
-        """The likelihood."""
-        return self.fitted.mll.likelihood
-
-    @property
-    def bound(self) -> float:
-        """The bound of an entry at the state that was kept."""
-        return self.summary["bound"]  # type: ignore[no-any-return]
-
-    @property
-    def summary(self) -> dict[str, Any]:
-        """The final numbers."""
-        return {
-            "bound": float(sum(self.fitted.mll.terms.values())) / self.fitted.mll.num_data,
-            "steps": self.history.steps[-1].iteration if self.history.steps else 0,
-            "seconds": self.seconds,
-            "reason": self.reason,
-            "held_out": max((s.held_out for s in self.history.steps if s.held_out is not None), default=None),
-        }
 
 
 def fit(
@@ -158,9 +112,9 @@ class _Run:
 
     def go(self) -> Result:
         config, communicator = self.config, self.communicator
-        self.digest = _digest(self.entries)
+        self.digest = digest(self.entries)
         agree(communicator, self._fingerprint())
-        train, held_out = _hold_out(self._balanced(), config)
+        train, held_out = divide(self.entries, config)
         gaussian = config.likelihood == "gaussian"
         mine = train.shard(communicator.rank, communicator.size)
         scaling = Scaling.fitted(mine.values, communicator) if gaussian and config.standardize else Scaling()
@@ -225,11 +179,6 @@ class _Run:
             "the SHA-256 of the entries": self.digest,
         }
 
-    def _balanced(self) -> TensorEntries:
-        if not self.config.balance:
-            return self.entries
-        return balance(self.entries, ratio=self.config.balance, seed=self.config.seed)
-
     def _started(self, mll: CollapsedELBO, objective: BoundObjective, optimizer: optimizers.Optimizer) -> Progress:
         """The start, or the best of several after a few steps each."""
         config, data = self.config, (objective.indices, objective.values)
@@ -257,30 +206,17 @@ class _Run:
     def _save(self, mll: CollapsedELBO, optimizer: optimizers.Optimizer, progress: Progress) -> None:
         if not self.keeps:
             return
-        tensors = {f"mll.{name}": tensor for name, tensor in mll.state_dict().items()}
-        tensors |= {f"optimizer.{name}": tensor for name, tensor in optimizer.state().items()}
-        tensors |= {f"progress.{name}": tensor for name, tensor in progress.tensors().items()}
-        run: dict[str, Any] = {"kind": "checkpoint", "config": self.config.to_dict(), "shape": list(self.entries.shape)}
-        run |= {"data": self.digest, "workers": self.communicator.size, "progress": progress.to_dict()}
-        self.checkpoints.save(progress.iteration, tensors, run)
+        run = {**self._is, "workers": self.communicator.size, "progress": progress.to_dict()}
+        self.checkpoints.save(progress.iteration, pack(mll, optimizer, progress), run)
+
+    @property
+    def _is(self) -> dict[str, Any]:
+        return describe(self.config, self.entries.shape, self.digest)
 
     def _resumed(self, mll: CollapsedELBO, optimizer: optimizers.Optimizer) -> Progress:
         tensors, run = self.checkpoints.share_last(self.communicator)
-        before, now = run["config"], self.config.to_dict()
-        pairs = {name: (before.get(name), value) for name, value in now.items() if name not in _MAY_CHANGE}
-        pairs |= {"shape": (run["shape"], list(self.entries.shape)), "data": (run["data"], self.digest)}
-        for name, (then, value) in pairs.items():
-            if (list(then) if isinstance(then, tuple) else then) != (
-                list(value) if isinstance(value, tuple) else value
-            ):
-                raise CheckpointError(f"{name} must be what the run began with: {then!r}. Got {value!r}.")
-        parts: dict[str, dict[str, Tensor]] = {"mll": {}, "optimizer": {}, "progress": {}}
-        for name, tensor in tensors.items():
-            part, _, rest = name.partition(".")
-            parts[part][rest] = tensor
-        mll.load_state_dict(parts["mll"])
-        optimizer.load(parts["optimizer"])
-        return Progress.from_saved(parts["progress"], run["progress"])
+        check_same(run, self._is)
+        return unpack(tensors, run["progress"], mll, optimizer)
 
     def _description(self, training: int, held_out: int) -> dict[str, Any]:
         return {
@@ -293,22 +229,3 @@ class _Run:
             "output": None if self.output is None else str(self.output),
             "resumed": self.resume,
         }
-
-
-def _hold_out(entries: TensorEntries, config: TrainConfig) -> tuple[TensorEntries, TensorEntries | None]:
-    """Training entries and, if asked for, a seeded share of them that is only looked at."""
-    count = round(config.validation * len(entries))
-    if not count:
-        return entries, None
-    order = torch.randperm(len(entries), generator=torch.Generator().manual_seed(config.seed))
-    return entries[order[count:].sort().values], entries[order[:count].sort().values]
-
-
-def _digest(entries: TensorEntries) -> str:
-    """What tells one set of entries from another."""
-    found = hashlib.sha256(f"{entries.shape} {len(entries)} {entries.names}".encode())
-    for vocabulary in entries.vocabularies:
-        found.update(b"no ids" if vocabulary is None else vocabulary.digest())
-    for tensor in (entries.indices, entries.values, *([] if entries.weights is None else [entries.weights])):
-        found.update(tensor.contiguous().numpy().data)
-    return found.hexdigest()

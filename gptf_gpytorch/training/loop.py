@@ -5,8 +5,6 @@ import math
 import time
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,61 +14,16 @@ from gptf_gpytorch.distributed.verdicts import share
 from gptf_gpytorch.errors import CheckpointError, InterruptedRunError, JitterWarning, NumericalError
 from gptf_gpytorch.tracking.tracker import Tracker
 from gptf_gpytorch.training.config import TrainConfig
-from gptf_gpytorch.training.history import History, Step
+from gptf_gpytorch.training.history import Step
 from gptf_gpytorch.training.objective import BoundObjective
-from gptf_gpytorch.training.optimizers import Optimizer, Point
+from gptf_gpytorch.training.optimizers import Optimizer
 from gptf_gpytorch.training.signals import StopRequest
+from gptf_gpytorch.training.state import Progress
 
 # After this many rollbacks the trouble is not one that jitter cures.
 _ROLLBACKS = 5
 # The bound is compared with that of so many steps ago.
 _WINDOW = 10
-
-
-@dataclass
-class Progress:
-    """Where a run is: all that has to be saved beside the model to go on as if nothing had happened."""
-
-    point: Point
-    iteration: int = 0
-    seconds: float = 0.0
-    best: Tensor | None = None
-    best_score: float = -math.inf
-    best_iteration: int = 0
-    rollbacks: int = 0
-    history: History = field(default_factory=History)
-
-    def tensors(self) -> dict[str, Tensor]:
-        """The part that is tensors."""
-        best = {} if self.best is None else {"best": self.best}
-        return {"x": self.point.x, "gradient": self.point.gradient, **best}
-
-    def to_dict(self) -> dict[str, Any]:
-        """The part that is JSON."""
-        return {
-            "value": self.point.value.hex(),
-            "iteration": self.iteration,
-            "seconds": self.seconds,
-            "best_score": self.best_score.hex(),
-            "best_iteration": self.best_iteration,
-            "rollbacks": self.rollbacks,
-            "history": self.history.to_dict(),
-        }
-
-    @classmethod
-    def from_saved(cls, tensors: dict[str, Tensor], content: dict[str, Any]) -> "Progress":
-        """What :meth:`tensors` and :meth:`to_dict` returned."""
-        point = Point(tensors["x"], float.fromhex(content["value"]), tensors["gradient"])
-        return cls(
-            point=point,
-            iteration=content["iteration"],
-            seconds=content["seconds"],
-            best=tensors.get("best"),
-            best_score=float.fromhex(content["best_score"]),
-            best_iteration=content["best_iteration"],
-            rollbacks=content["rollbacks"],
-            history=History.from_dict(content["history"]),
-        )
 
 
 class Loop:
