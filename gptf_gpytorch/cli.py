@@ -32,6 +32,7 @@ from gptf_gpytorch.training.config import TrainConfig
 from gptf_gpytorch.training.fit import fit
 from gptf_gpytorch.training.progress import ProgressPrinter
 from gptf_gpytorch.training.saved import FittedModel
+from gptf_gpytorch.training.signals import StopRequest
 from gptf_gpytorch.variational import paths
 from gptf_gpytorch.version import __version__
 
@@ -43,25 +44,35 @@ class _Group(click.Group):
     """Errors that the package raises on purpose are one line; anything else is a defect and shows where it came from."""
 
     def invoke(self, ctx: click.Context) -> Any:
+        with StopRequest(at_once=True).listening() as stop:
+            try:
+                return self._invoke(ctx)
+            except KeyboardInterrupt:  # there was nothing to save, or a second Ctrl-C did not wait for it
+                _say_stopped(ctx, "Stopped at once.")
+                ctx.exit(128 + (stop.signal or signal.SIGINT))
+
+    def _invoke(self, ctx: click.Context) -> Any:
         try:
             with warnings.catch_warnings():
                 warnings.showwarning = lambda message, *_, **__: _say(ctx, f"Note: {message}")
                 return super().invoke(ctx)
         except InterruptedRunError as stopped:
-            _say(ctx, str(stopped))
-            if ctx.obj.get("resume") and Checkpoints(ctx.obj["output"]).steps():
-                _say(ctx, f"Resume: {ctx.obj['resume']}")
+            _say_stopped(ctx, str(stopped))
             if "workers" in ctx.obj:
                 ctx.obj["workers"].close()  # nobody leaves before worker 0 has written and spoken
-            ctx.exit(128 + (stopped.signal or signal.SIGINT))
-        except KeyboardInterrupt:
-            _say(ctx, "Stopped at once, without a checkpoint of this moment.")
-            ctx.exit(128 + signal.SIGINT)
+            ctx.exit(128 + stopped.signal)
         except (GPTFError, OSError) as error:
             if ctx.params.get("debug"):
                 raise
             click.echo(f"Error: {' '.join(str(error).split())}", err=True)
             ctx.exit(1)
+
+
+def _say_stopped(ctx: click.Context, text: str) -> None:
+    """Print why a command was stopped, and how a run goes on if it can."""
+    _say(ctx, text)
+    if ctx.obj and ctx.obj.get("resume") and Checkpoints(ctx.obj["output"]).steps():
+        _say(ctx, f"Resume: {ctx.obj['resume']}")
 
 
 def _say(ctx: click.Context, text: str) -> None:
@@ -135,13 +146,13 @@ def train(
             f"Note: horovodrun shows {name} to every user of the machine, in ps: keep secrets out of its environment.",
         )
 
-    binary = config.likelihood == "probit"
-    entries = together(workers, lambda: _entries(data, value, modes, duplicates, binary=binary))
     launcher = f"horovodrun -np {workers.size} " if workers.size > 1 else ""
     here = Path(sys.argv[0]).name == "gptf" and not shutil.which("gptf")  # not on the path: name it as it was called
     command = os.path.relpath(sys.argv[0]) if here else "gptf"
     ctx.obj["resume"] = f"{launcher}{shlex.join([command, *arguments, '--resume'])}" if output else None
     ctx.obj["output"] = output
+    binary = config.likelihood == "probit"
+    entries = together(workers, lambda: _entries(data, value, modes, duplicates, binary=binary))
     fit(
         entries,
         config,

@@ -70,6 +70,7 @@ ORDER = [
     "training.optimizers",
     "training.objective",
     "training.signals",
+    "training.timings",
     "training.history",
     "training.problem",
     "training.state",

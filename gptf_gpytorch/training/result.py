@@ -1,5 +1,6 @@
 """What comes of a run."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +15,9 @@ class Result:
     fitted: FittedModel
     reason: str  # why it stopped
     history: History
-    seconds: float
+    seconds: float  # of training, those before an interruption included
+    #: Seconds of this call: data, start, steps, held_out (their likelihood at every step), finish, saving; and total.
+    timings: Mapping[str, float]
 
     @property
     def model(self) -> Any:
