@@ -65,6 +65,9 @@ class Loop:
         self._remember_buffers()
         if self.progress.history.steps:
             reason = self._criterion()  # a run that was finished, and is resumed, takes no further step
+        elif self.progress.best is None:
+            watched = self.held_out if self.config.patience else None
+            self._keep_best(-self.progress.point.value if watched is None else watched())
         while reason is None:
             evaluations, since, iteration = self.objective.evaluations, time.monotonic(), self.progress.iteration
             moved = self._step()
@@ -165,9 +168,13 @@ class Loop:
         )
         progress.history.steps.append(record)
         self.tracker.step(record.to_dict())
-        watched = record.score(self.config.patience)
-        if watched > progress.best_score:
-            progress.best, progress.best_score = progress.point.x.clone(), watched
+        self._keep_best(record.score(self.config.patience))
+
+    def _keep_best(self, score: float) -> None:
+        """Remember this state if it is better than all before; the start is one of them."""
+        progress = self.progress
+        if score > progress.best_score:
+            progress.best, progress.best_score = progress.point.x.clone(), score
             progress.best_iteration = progress.iteration
 
     def _criterion(self) -> str | None:
