@@ -139,6 +139,8 @@ def train(
     arguments = [argument for argument in sys.argv[1:] if argument != "--resume"]
     if communicator.started_by_horovodrun():
         supervisor.go_on_in_child()
+    if quiet:
+        warnings.simplefilter("ignore")
     workers = ctx.obj["workers"] = communicator.current(timeout)
     for name in communicator.exposed():
         _say(

@@ -106,7 +106,7 @@ def test_it_stops_for_the_reason_it_states(entries: TensorEntries, options: dict
 
 
 def test_patience_keeps_the_state_where_the_held_out_entries_were_most_likely(entries: TensorEntries) -> None:
-    options = {"validation": 0.5, "patience": 3, "tolerance": 0.0, "optimizer": "adam", "learning_rate": 1.0}
+    options = {"validation": 0.5, "patience": 3, "tolerance": 0.0, "optimizer": "adam", "learning_rate": 0.3}
     result = fit(entries, **{**SMALL, **options})
     scores = [step.held_out for step in result.history.steps]
     best = scores.index(max(scores))

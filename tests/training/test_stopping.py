@@ -27,7 +27,7 @@ OVERSHOOTING: dict[str, Any] = {
     "patience": 3,
     "tolerance": 0.0,
     "optimizer": "adam",
-    "learning_rate": 1.0,
+    "learning_rate": 0.3,
 }
 
 
