@@ -8,6 +8,7 @@ import click
 
 from gptf_gpytorch.errors import GPTFError, InterruptedRunError
 from gptf_gpytorch.training.checkpoints import Checkpoints
+from gptf_gpytorch.training.signals import StopRequest
 from gptf_gpytorch.wording import as_flag, spelled
 
 DEBUG = "Show where an error came from."
@@ -30,6 +31,14 @@ class Group(click.Group):
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command that was named."""
+        with StopRequest(at_once=True).listening() as stop:
+            try:
+                return self._invoke(ctx)
+            except KeyboardInterrupt:  # there was nothing to save, or a second Ctrl-C did not wait for it
+                _say_stopped(ctx, "Stopped at once.")
+                ctx.exit(128 + (stop.signal or signal.SIGINT))
+
+    def _invoke(self, ctx: click.Context) -> Any:
         try:
             with spelled(as_flag), warnings.catch_warnings():
                 warnings.showwarning = lambda message, *_, **__: say(ctx, f"Note: {message}")
@@ -37,15 +46,10 @@ class Group(click.Group):
         except click.UsageError as error:
             raise _brief(error) from error
         except InterruptedRunError as stopped:
-            say(ctx, str(stopped))
-            if ctx.obj.get("resume") and Checkpoints(ctx.obj["output"]).steps():
-                say(ctx, f"Resume: {ctx.obj['resume']}")
+            _say_stopped(ctx, str(stopped))
             if "workers" in ctx.obj:
                 ctx.obj["workers"].close()  # nobody leaves before worker 0 has written and spoken
-            ctx.exit(128 + (stopped.signal or signal.SIGINT))
-        except KeyboardInterrupt:
-            say(ctx, "Stopped at once, without a checkpoint of this moment.")
-            ctx.exit(128 + signal.SIGINT)
+            ctx.exit(128 + stopped.signal)
         except (GPTFError, OSError) as error:
             if ctx.params.get("debug"):
                 raise
@@ -65,6 +69,13 @@ def _brief(error: click.UsageError) -> click.UsageError:
 def _debug(ctx: click.Context, param: click.Parameter, value: bool) -> None:
     if value:
         ctx.find_root().params["debug"] = True
+
+
+def _say_stopped(ctx: click.Context, text: str) -> None:
+    """Print why a command was stopped, and how a run goes on if it can."""
+    say(ctx, text)
+    if ctx.obj and ctx.obj.get("resume") and Checkpoints(ctx.obj["output"]).steps():
+        say(ctx, f"Resume: {ctx.obj['resume']}")
 
 
 def say(ctx: click.Context, text: str) -> None:

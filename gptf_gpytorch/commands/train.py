@@ -4,6 +4,7 @@ import os
 import shlex
 import shutil
 import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +75,8 @@ def train(
     arguments = [argument for argument in sys.argv[1:] if argument != "--resume"]
     if communicator.started_by_horovodrun():
         supervisor.go_on_in_child()
+    if quiet:
+        warnings.simplefilter("ignore")
     workers = ctx.obj["workers"] = communicator.current(timeout)
     for name in communicator.exposed():
         say(
@@ -81,15 +84,15 @@ def train(
             f"Note: horovodrun shows {name} to every user of the machine, in ps: keep secrets out of its environment.",
         )
 
-    binary = config.likelihood == "probit"
-    entries = together(
-        workers, lambda: _entries(data, value=value, modes=modes, duplicates=duplicates, ids=ids, binary=binary)
-    )
     launcher = f"horovodrun -np {workers.size} " if workers.size > 1 else ""
     here = Path(sys.argv[0]).name == "gptf" and not shutil.which("gptf")  # not on the path: name it as it was called
     command = os.path.relpath(sys.argv[0]) if here else "gptf"
     ctx.obj["resume"] = f"{launcher}{shlex.join([command, *arguments, '--resume'])}" if output else None
     ctx.obj["output"] = output
+    binary = config.likelihood == "probit"
+    entries = together(
+        workers, lambda: _entries(data, value=value, modes=modes, duplicates=duplicates, ids=ids, binary=binary)
+    )
     fit(
         entries,
         config,

@@ -6,6 +6,7 @@ written under a temporary name, flushed, renamed. Nothing is unpickled.
 
 import fcntl
 import json
+import math
 import os
 import shutil
 import warnings
@@ -129,15 +130,30 @@ def _beside(folder: Path, suffix: str) -> Path:
     return folder.parent / f"{folder.name}.{suffix}"
 
 
+def _score(run: Mapping[str, Any]) -> float:
+    score = run.get("score")
+    return -math.inf if score is None or math.isnan(score) else float(score)
+
+
 class Checkpoints:
     """The checkpoints of a run, in one folder that no other run may use meanwhile.
 
     :param folder: the run's folder; made if it is not there.
-    :param keep: how many of the last ones are kept.
+    :param keep: how many of the last ones are kept, beside the best one.
     """
 
     def __init__(self, folder: Path, keep: int = 2) -> None:
         self.folder, self.keep = folder, keep
+        self._scores: dict[int, float] = {}
+
+    def expect(self) -> None:
+        """An error, before anything is written, if there is nothing to resume."""
+        if not any(self.folder.glob("step-*")):
+            raise self._nothing()
+
+    def _nothing(self) -> CheckpointError:
+        what = "" if self.folder.is_dir() else ", which does not exist"
+        return CheckpointError(f"There must be a checkpoint to resume from. Got none in {self.folder}{what}.")
 
     @contextmanager
     def lock(self) -> Iterator[None]:
@@ -170,18 +186,36 @@ class Checkpoints:
         return sorted(int(path.name.split("-")[1]) for path in self.folder.glob("step-????????") if path.is_dir())
 
     def save(self, step: int, tensors: Mapping[str, Tensor], run: Mapping[str, Any]) -> Path:
-        """Write the checkpoint of a step, and remove those that are no longer kept."""
+        """Write the checkpoint of a step, and remove those that are no longer kept.
+
+        :param run: with the ``score`` of the state, if it has one.
+        """
         path = self._path(step)
         save(path, tensors, run)
+        self._scores[step] = _score(run)
+        best = self.best()
         for old in self.steps()[: -self.keep]:
-            shutil.rmtree(self._path(old), ignore_errors=True)
+            if old != best:
+                shutil.rmtree(self._path(old), ignore_errors=True)
         return path
+
+    def best(self) -> int | None:
+        """The step with the highest score of those that have a checkpoint, the last one of equals."""
+        return max(self.steps(), key=lambda step: (self._score(step), step), default=None)
+
+    def _score(self, step: int) -> float:
+        if step not in self._scores:
+            try:
+                self._scores[step] = _score(load(self._path(step))[1])
+            except GPTFError:  # nothing to keep
+                self._scores[step] = -math.inf
+        return self._scores[step]
 
     def load_last(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """The last checkpoint that is whole; one that is not is moved aside, with a warning, if there is an older one."""
         steps = self.steps()
         if not steps:
-            raise CheckpointError(f"There must be a checkpoint to resume from. Got none in {self.folder}.")
+            raise self._nothing()
         for step in reversed(steps):
             try:
                 return load(self._path(step))

@@ -1,82 +1,39 @@
 """``fit``: from entries and a configuration to a fitted model, alone or in lockstep with other workers."""
 
-import hashlib
 import math
+import time
+import warnings
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from gptf_gpytorch.data.entries import TensorEntries
-from gptf_gpytorch.data.sampling import balance
 from gptf_gpytorch.distributed.communicator import Communicator, SingleProcess
 from gptf_gpytorch.distributed.verdicts import agree, together
-from gptf_gpytorch.errors import CheckpointError, InputError, InterruptedRunError
+from gptf_gpytorch.errors import CheckpointError, DataWarning, InputError, InterruptedRunError
 from gptf_gpytorch.initialization import initialize, restart
 from gptf_gpytorch.tracking.tracker import Tracker, Trackers
 from gptf_gpytorch.training import optimizers
 from gptf_gpytorch.training.checkpoints import Checkpoints
 from gptf_gpytorch.training.config import TrainConfig
-from gptf_gpytorch.training.history import History
-from gptf_gpytorch.training.loop import Loop, Progress
+from gptf_gpytorch.training.loop import Loop
 from gptf_gpytorch.training.objective import BoundObjective, Scaling, mean_log_density
-from gptf_gpytorch.training.saved import FittedModel, build
+from gptf_gpytorch.training.problem import digest, divide, doubts
+from gptf_gpytorch.training.result import Result
+from gptf_gpytorch.training.saved import KIND, FittedModel, build
 from gptf_gpytorch.training.signals import StopRequest
+from gptf_gpytorch.training.state import Progress, check_same, describe, pack, unpack
+from gptf_gpytorch.training.timings import Stopwatch
 from gptf_gpytorch.variational.elbo import CollapsedELBO
 from gptf_gpytorch.version import __version__
 from gptf_gpytorch.wording import option
 
 # Steps after which the best of several starts is chosen.
 _SCREENING = 20
-# A run may be resumed with other values of these: they say when to stop, not where to go.
-_MAY_CHANGE = {
-    "max_iterations",
-    "max_seconds",
-    "checkpoint_seconds",
-    "keep",
-    "tolerance",
-    "gradient_tolerance",
-}
-
-
-@dataclass(frozen=True)
-class Result:
-    """What came of a run."""
-
-    fitted: FittedModel
-    reason: str  # why it stopped
-    history: History
-    seconds: float
-
-    @property
-    def model(self) -> Any:
-        """The model, with q(v) up to date, in evaluation mode."""
-        return self.fitted.model
-
-    @property
-    def likelihood(self) -> Any:
-        """The likelihood."""
-        return self.fitted.mll.likelihood
-
-    @property
-    def bound(self) -> float:
-        """The bound of an entry at the state that was kept."""
-        return self.summary["bound"]  # type: ignore[no-any-return]
-
-    @property
-    def summary(self) -> dict[str, Any]:
-        """The final numbers."""
-        return {
-            "bound": float(sum(self.fitted.mll.terms.values())) / self.fitted.mll.num_data,
-            "steps": self.history.steps[-1].iteration if self.history.steps else 0,
-            "seconds": self.seconds,
-            "reason": self.reason,
-            "held_out": max((s.held_out for s in self.history.steps if s.held_out is not None), default=None),
-        }
 
 
 def fit(
@@ -143,13 +100,15 @@ class _Run:
         self.output, self.resume = None if output is None else Path(output), resume
         self.keeps = self.output is not None and communicator.rank == 0
         self.checkpoints = Checkpoints(Path() if self.output is None else self.output, config.keep)
-        self.stop = StopRequest()
+        self.stop, self.stopwatch = StopRequest(), Stopwatch()
         self.value_name = value_name
 
     def hold(self, held: ExitStack) -> None:
         """Take the folder, on the worker that writes."""
         if not self.keeps:
             return
+        if self.resume:
+            self.checkpoints.expect()
         held.enter_context(self.checkpoints.lock())
         if self.checkpoints.steps() and not self.resume:
             raise CheckpointError(
@@ -159,60 +118,95 @@ class _Run:
             )
 
     def go(self) -> Result:
-        config, communicator = self.config, self.communicator
-        self.digest = _digest(self.entries)
-        agree(communicator, self._fingerprint())
-        train, held_out = _hold_out(self._balanced(), config)
-        gaussian = config.likelihood == "gaussian"
-        mine = train.shard(communicator.rank, communicator.size)
-        scaling = Scaling.fitted(mine.values, communicator) if gaussian and config.standardize else Scaling()
-        mll = build(config, self.entries.shape, len(train), communicator)
-        objective = BoundObjective(mll, mine.indices, scaling.scaled(mine.values), mine.weights)
+        config, communicator, measure = self.config, self.communicator, self.stopwatch
+        with measure("data"):
+            self.digest = digest(self.entries)
+            agree(communicator, self._fingerprint())
+            for text in doubts(self.entries, config):
+                if communicator.rank == 0:
+                    warnings.warn(text, DataWarning, stacklevel=3)
+            train, held_out = divide(self.entries, config)
+            mine = train.shard(communicator.rank, communicator.size)
+            standardize = config.likelihood == "gaussian" and config.standardize
+            scaling = Scaling.fitted(mine.values, communicator) if standardize else Scaling()
+            mll = build(config, self.entries.shape, len(train), communicator)
+            objective = BoundObjective(mll, mine.indices, scaling.scaled(mine.values), mine.weights)
         optimizer = optimizers.make(config.optimizer, config.learning_rate)
+        # From here on a signal is answered between two evaluations, and at the end by finishing what is nearly done.
         with self.stop.listening():
             resumed = self._resumed(mll, optimizer) if self.resume else None
-            self.tracker.start(self._description(len(train), 0 if held_out is None else len(held_out)))
-            if resumed is not None:
-                self.tracker.note(f"resumed after step {resumed.iteration}")
-            progress = self._started(mll, objective, optimizer) if resumed is None else resumed
-            share = None if held_out is None else held_out.shard(communicator.rank, communicator.size)
-            loop = Loop(
-                objective,
-                optimizer,
-                config,
-                progress,
-                tracker=self.tracker,
-                held_out=None if share is None else lambda: mean_log_density(mll, share, scaling),
-                save=lambda now: self._save(mll, optimizer, now),
-                save_together=lambda now: together(communicator, lambda: self._save(mll, optimizer, now)),
-                stop=self.stop,
-            )
+            self.tracker.start(self._description(mll, 0 if held_out is None else len(held_out)))
+            if self.resume:
+                after = "before the first step" if resumed is None else f"after step {resumed.iteration}"
+                self.tracker.note(f"resumed {after}")
             try:
-                reason = loop.run()
+                with measure("start"):
+                    progress = self._started(mll, objective, optimizer) if resumed is None else resumed
+                reason = self._trained(objective, optimizer, progress, held_out, scaling)
             except InterruptedRunError as stopped:
                 kept = self.output is not None and bool(self.checkpoints.steps())
                 where = f" {self.output} holds it." if kept else " Nothing was saved."
                 raise InterruptedRunError(f"{stopped}{where}", stopped.signal) from None
-        objective(progress.point.x if progress.best is None else progress.best)
-        mll.model.eval()
-        fitted = FittedModel(
-            mll,
-            config,
-            scaling,
-            self.entries.names,
-            self.entries.vocabularies,
-            value_name=self.value_name,
-            history=progress.history,
-        )
-        result = Result(fitted, reason, progress.history, progress.seconds)
-        together(communicator, lambda: self._finish(fitted, optimizer, progress))
+            with measure("finish"):
+                objective(progress.point.x if progress.best is None else progress.best)
+                mll.model.eval()
+            fitted = FittedModel(
+                mll,
+                config,
+                scaling,
+                self.entries.names,
+                self.entries.vocabularies,
+                value_name=self.value_name,
+                history=progress.history,
+            )
+            with measure("saving"):
+                together(communicator, lambda: fitted.save(self.checkpoints.folder / KIND) if self.keeps else None)
+            if self.stop.signal is not None:
+                self.tracker.note("asked to stop when all steps were taken: the model is finished")
+        timings = {**measure.seconds, "total": sum(measure.seconds.values())}
+        result = Result(fitted, reason, progress.history, progress.seconds, timings)
         self.tracker.finish(result.summary)
         return result
 
-    def _finish(self, fitted: FittedModel, optimizer: optimizers.Optimizer, progress: Progress) -> None:
-        if self.keeps and self.output is not None:
-            self._save(fitted.mll, optimizer, progress)
-            fitted.save(self.output / "model")
+    def _trained(
+        self,
+        objective: BoundObjective,
+        optimizer: optimizers.Optimizer,
+        progress: Progress,
+        held_out: TensorEntries | None,
+        scaling: Scaling,
+    ) -> str:
+        """Take the steps, and leave a checkpoint of the last one."""
+        communicator, measure, mll = self.communicator, self.stopwatch, objective.mll
+        share = None if held_out is None else held_out.shard(communicator.rank, communicator.size)
+        before = progress.iteration if progress.history.steps else None
+
+        def score(share: TensorEntries) -> float:
+            with measure("held_out"):
+                return mean_log_density(mll, share, scaling)
+
+        def save(now: Progress) -> None:
+            with measure("saving"):
+                self._save(mll, optimizer, now)
+
+        loop = Loop(
+            objective,
+            optimizer,
+            self.config,
+            progress,
+            tracker=self.tracker,
+            held_out=None if share is None else lambda: score(share),
+            save=save,
+            save_together=lambda now: together(communicator, lambda: save(now)),
+            stop=self.stop,
+        )
+        with measure("steps"):
+            reason = loop.run()
+            if progress.iteration == before:
+                self.tracker.note(f"no step is left to take: {reason}")
+            else:
+                together(communicator, lambda: save(progress))
+        return reason
 
     def _fingerprint(self) -> dict[str, Any]:
         """What must be the same on all workers for them to take the same steps."""
@@ -227,91 +221,66 @@ class _Run:
             "the SHA-256 of the entries": self.digest,
         }
 
-    def _balanced(self) -> TensorEntries:
-        if not self.config.balance:
-            return self.entries
-        return balance(self.entries, ratio=self.config.balance, seed=self.config.seed)
-
     def _started(self, mll: CollapsedELBO, objective: BoundObjective, optimizer: optimizers.Optimizer) -> Progress:
         """The start, or the best of several after a few steps each."""
-        config, data = self.config, (objective.indices, objective.values)
+        config, data, began = self.config, (objective.indices, objective.values), time.monotonic()
         start: dict[str, Any] = {"seed": config.seed, "scale": config.scale, "weights": objective.weights}
         if config.restarts == 1:
             initialize(mll, *data, **start)
-        else:
-            steps = min(_SCREENING, config.max_iterations)
-            short = replace(config, max_iterations=steps, validation=0.0, patience=0, checkpoint_seconds=math.inf)
+            return Progress(objective(objective.vector()))
+        steps = min(_SCREENING, config.max_iterations)
+        short = replace(config, max_iterations=steps, validation=0.0, patience=0, checkpoint_seconds=math.inf)
 
-            def train(mll: CollapsedELBO) -> None:
-                optimizer.reset()
-                progress = Progress(objective(objective.vector()))
-                Loop(objective, optimizer, short, progress, tracker=Tracker(), stop=self.stop).run()
-                objective.assign(progress.point.x)
-
-            bounds = restart(mll, *data, restarts=config.restarts, train=train, **start)
-            best = bounds.index(max(bounds))
-            self.tracker.note(
-                f"of {config.restarts} starts, seed {config.seed + best} has the best bound, {bounds[best]:.6g}"
-            )
+        def train(mll: CollapsedELBO) -> None:
             optimizer.reset()
-        return Progress(objective(objective.vector()))
+            progress = Progress(objective(objective.vector()), seconds=time.monotonic() - began)
+            Loop(objective, optimizer, short, progress, tracker=Tracker(), stop=self.stop).run()
+            objective.assign(progress.point.x)
 
-    def _save(self, mll: CollapsedELBO, optimizer: optimizers.Optimizer, progress: Progress) -> None:
+        try:
+            bounds = restart(mll, *data, restarts=config.restarts, train=train, **start)
+        except InterruptedRunError as stopped:
+            together(self.communicator, lambda: self._save(mll, optimizer, None))
+            raise InterruptedRunError("Stopped by a signal while starts were compared.", stopped.signal) from None
+        best = bounds.index(max(bounds))
+        self.tracker.note(
+            f"of {config.restarts} starts, seed {config.seed + best} has the best bound, {bounds[best]:.6g}"
+        )
+        optimizer.reset()
+        return Progress(objective(objective.vector()), seconds=time.monotonic() - began)
+
+    def _save(self, mll: CollapsedELBO, optimizer: optimizers.Optimizer, progress: Progress | None) -> None:
+        """Write a checkpoint, on the worker that writes; without progress, one that says how to begin."""
         if not self.keeps:
             return
-        tensors = {f"mll.{name}": tensor for name, tensor in mll.state_dict().items()}
-        tensors |= {f"optimizer.{name}": tensor for name, tensor in optimizer.state().items()}
-        tensors |= {f"progress.{name}": tensor for name, tensor in progress.tensors().items()}
-        run: dict[str, Any] = {"kind": "checkpoint", "config": self.config.to_dict(), "shape": list(self.entries.shape)}
-        run |= {"data": self.digest, "workers": self.communicator.size, "progress": progress.to_dict()}
-        self.checkpoints.save(progress.iteration, tensors, run)
+        run = {**self._is, "workers": self.communicator.size, "progress": None, "score": None}
+        if progress is None:
+            self.checkpoints.save(0, {}, run)
+            return
+        if progress.history.steps:
+            run["score"] = progress.history.steps[-1].score(self.config.patience)
+        run["progress"] = progress.to_dict()
+        self.checkpoints.save(progress.iteration, pack(mll, optimizer, progress), run)
 
-    def _resumed(self, mll: CollapsedELBO, optimizer: optimizers.Optimizer) -> Progress:
+    @property
+    def _is(self) -> dict[str, Any]:
+        return describe(self.config, self.entries.shape, self.digest)
+
+    def _resumed(self, mll: CollapsedELBO, optimizer: optimizers.Optimizer) -> Progress | None:
+        """Where the run was, or None if it had not taken a step."""
         tensors, run = self.checkpoints.share_last(self.communicator)
-        before, now = run["config"], self.config.to_dict()
-        pairs = {name: (before.get(name), value) for name, value in now.items() if name not in _MAY_CHANGE}
-        pairs |= {"shape": (run["shape"], list(self.entries.shape)), "data": (run["data"], self.digest)}
-        for name, (then, value) in pairs.items():
-            if (list(then) if isinstance(then, tuple) else then) != (
-                list(value) if isinstance(value, tuple) else value
-            ):
-                named = option(name) if name in now else name
-                raise CheckpointError(f"{named} must be what the run began with: {then!r}. Got {value!r}.")
-        parts: dict[str, dict[str, Tensor]] = {"mll": {}, "optimizer": {}, "progress": {}}
-        for name, tensor in tensors.items():
-            part, _, rest = name.partition(".")
-            parts[part][rest] = tensor
-        mll.load_state_dict(parts["mll"])
-        optimizer.load(parts["optimizer"])
-        return Progress.from_saved(parts["progress"], run["progress"])
+        check_same(run, self._is)
+        return None if run["progress"] is None else unpack(tensors, run["progress"], mll, optimizer)
 
-    def _description(self, training: int, held_out: int) -> dict[str, Any]:
+    def _description(self, mll: CollapsedELBO, held_out: int) -> dict[str, Any]:
         return {
             "config": self.config.to_dict(),
             "modes": dict(zip(self.entries.names, self.entries.shape, strict=True)),
-            "entries": training,
+            "entries": mll.num_data,
+            "inducing": mll.strategy.inducing_points.size(-2),
             "held_out": held_out,
             "digest": self.digest,
             "workers": self.communicator.size,
             "output": None if self.output is None else str(self.output),
             "resumed": self.resume,
         }
-
-
-def _hold_out(entries: TensorEntries, config: TrainConfig) -> tuple[TensorEntries, TensorEntries | None]:
-    """Training entries and, if asked for, a seeded share of them that is only looked at."""
-    count = round(config.validation * len(entries))
-    if not count:
-        return entries, None
-    order = torch.randperm(len(entries), generator=torch.Generator().manual_seed(config.seed))
-    return entries[order[count:].sort().values], entries[order[:count].sort().values]
-
-
-def _digest(entries: TensorEntries) -> str:
-    """What tells one set of entries from another."""
-    found = hashlib.sha256(f"{entries.shape} {len(entries)} {entries.names}".encode())
-    for vocabulary in entries.vocabularies:
-        found.update(b"no ids" if vocabulary is None else vocabulary.digest())
-    for tensor in (entries.indices, entries.values, *([] if entries.weights is None else [entries.weights])):
-        found.update(tensor.contiguous().numpy().data)
-    return found.hexdigest()

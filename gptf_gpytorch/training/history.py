@@ -27,6 +27,10 @@ class Step:
     entries_per_second: float  # entries of this worker times evaluations
     held_out: float | None  # mean log predictive density of the held-out entries
 
+    def score(self, patience: int) -> float:
+        """What the best state has most of: with patience the likelihood of the held-out entries, else the bound."""
+        return self.bound if self.held_out is None or not patience else self.held_out
+
     def to_dict(self) -> dict[str, Any]:
         """For JSON."""
         return asdict(self)

@@ -5,8 +5,6 @@ import math
 import time
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,61 +14,16 @@ from gptf_gpytorch.distributed.verdicts import share
 from gptf_gpytorch.errors import CheckpointError, InterruptedRunError, JitterWarning, NumericalError
 from gptf_gpytorch.tracking.tracker import Tracker
 from gptf_gpytorch.training.config import TrainConfig
-from gptf_gpytorch.training.history import History, Step
+from gptf_gpytorch.training.history import Step
 from gptf_gpytorch.training.objective import BoundObjective
-from gptf_gpytorch.training.optimizers import Optimizer, Point
+from gptf_gpytorch.training.optimizers import Optimizer
 from gptf_gpytorch.training.signals import StopRequest
+from gptf_gpytorch.training.state import Progress
 
 # After this many rollbacks the trouble is not one that jitter cures.
 _ROLLBACKS = 5
 # The bound is compared with that of so many steps ago.
 _WINDOW = 10
-
-
-@dataclass
-class Progress:
-    """Where a run is: all that has to be saved beside the model to go on as if nothing had happened."""
-
-    point: Point
-    iteration: int = 0
-    seconds: float = 0.0
-    best: Tensor | None = None
-    best_score: float = -math.inf
-    best_iteration: int = 0
-    rollbacks: int = 0
-    history: History = field(default_factory=History)
-
-    def tensors(self) -> dict[str, Tensor]:
-        """The part that is tensors."""
-        best = {} if self.best is None else {"best": self.best}
-        return {"x": self.point.x, "gradient": self.point.gradient, **best}
-
-    def to_dict(self) -> dict[str, Any]:
-        """The part that is JSON."""
-        return {
-            "value": self.point.value.hex(),
-            "iteration": self.iteration,
-            "seconds": self.seconds,
-            "best_score": self.best_score.hex(),
-            "best_iteration": self.best_iteration,
-            "rollbacks": self.rollbacks,
-            "history": self.history.to_dict(),
-        }
-
-    @classmethod
-    def from_saved(cls, tensors: dict[str, Tensor], content: dict[str, Any]) -> "Progress":
-        """What :meth:`tensors` and :meth:`to_dict` returned."""
-        point = Point(tensors["x"], float.fromhex(content["value"]), tensors["gradient"])
-        return cls(
-            point=point,
-            iteration=content["iteration"],
-            seconds=content["seconds"],
-            best=tensors.get("best"),
-            best_score=float.fromhex(content["best_score"]),
-            best_iteration=content["best_iteration"],
-            rollbacks=content["rollbacks"],
-            history=History.from_dict(content["history"]),
-        )
 
 
 class Loop:
@@ -105,19 +58,26 @@ class Loop:
         self._buffers: dict[str, Tensor] = {}
 
     def run(self) -> str:
-        """Step until a criterion is met; the reason in words. q(v) is not brought up to date."""
+        """Step until a criterion is met; the reason in words. q(v) is the last state's, not the best one's."""
         started, before = time.monotonic(), self.progress.seconds
         saved, reason = started, None
         self._deadline = started + self.config.max_seconds - before
         self._remember_buffers()
+        if self.progress.history.steps:
+            reason = self._criterion()  # a run that was finished, and is resumed, takes no further step
+        elif self.progress.best is None:
+            watched = self.held_out if self.config.patience else None
+            self._keep_best(-self.progress.point.value if watched is None else watched())
         while reason is None:
-            evaluations, since = self.objective.evaluations, time.monotonic()
+            evaluations, since, iteration = self.objective.evaluations, time.monotonic(), self.progress.iteration
             moved = self._step()
             self.progress.seconds = before + time.monotonic() - started
-            if moved and self._asked is None:
+            if self.progress.iteration > iteration:  # neither a rollback nor an interruption
                 spent = (self.objective.evaluations - evaluations) / max(time.monotonic() - since, 1e-9)
                 self._record(spent * len(self.objective.values))
-            reason = self._verdict(moved)
+            if self._asked is not None:
+                return self._answer(self._asked)
+            reason = self._criterion() or (None if moved else "no step makes the bound larger")
             if reason is None and time.monotonic() - saved >= self.config.checkpoint_seconds:
                 self._save()
                 saved = time.monotonic()
@@ -133,6 +93,8 @@ class Loop:
             with warnings.catch_warnings(), self._communicator.asking(self._wish):
                 warnings.simplefilter("ignore", JitterWarning)  # said once, below
                 found = self.optimizer.step(self.objective, progress.point)
+                if found is not None and not torch.equal(self.objective.last, found.x):
+                    found = self.objective(found.x)  # q(v) and the terms must be this point's
             if found is None and self.objective.failures > failures:
                 raise NumericalError("The bound was no number at any step that was tried.")
         except (NumericalError, slots.StopRequestedError) as error:
@@ -144,10 +106,11 @@ class Loop:
                 self._roll_back(error)
             return True
         if found is None:
+            # As before the trials: whoever resumes from here must find the same.
+            self.optimizer.__dict__.update(memory)
+            self._restore_buffers()
             return False
         progress.point = found
-        if not torch.equal(self.objective.last, found.x):
-            progress.point = self.objective(found.x)  # q(v) and the terms must be this point's
         if self._jitter != jitter:
             self._note(f"step {progress.iteration + 1}: the jitter of K_BB went from {jitter:g} to {self._jitter:g}")
             self.optimizer.reset()
@@ -203,24 +166,22 @@ class Loop:
             entries_per_second=entries_per_second,
             held_out=score,
         )
-        if progress.history.steps and progress.history.steps[-1].iteration == progress.iteration:
-            return  # a rollback or an interruption: no step was taken
         progress.history.steps.append(record)
         self.tracker.step(record.to_dict())
-        watched = score if self.config.patience and score is not None else record.bound
-        if watched > progress.best_score:
-            progress.best, progress.best_score = progress.point.x.clone(), watched
+        self._keep_best(record.score(self.config.patience))
+
+    def _keep_best(self, score: float) -> None:
+        """Remember this state if it is better than all before; the start is one of them."""
+        progress = self.progress
+        if score > progress.best_score:
+            progress.best, progress.best_score = progress.point.x.clone(), score
             progress.best_iteration = progress.iteration
 
-    def _verdict(self, moved: bool) -> str | None:
-        """Why to stop, from numbers that all workers share."""
+    def _criterion(self) -> str | None:
+        """Why to stop, from numbers that all workers share and a checkpoint holds."""
         config, progress = self.config, self.progress
-        if self._asked is not None:
-            return self._answer(self._asked)
         if progress.iteration >= config.max_iterations:
             return f"{config.max_iterations} steps were taken"
-        if not moved:
-            return "no step makes the bound larger"
         if float(progress.point.gradient.abs().max()) <= config.gradient_tolerance:
             return "the gradient is within its tolerance"
         bounds = [step.bound for step in progress.history.steps[-_WINDOW - 1 :]]

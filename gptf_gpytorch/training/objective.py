@@ -8,6 +8,7 @@ from torch import Tensor
 
 from gptf_gpytorch.data.entries import TensorEntries
 from gptf_gpytorch.distributed.communicator import Communicator
+from gptf_gpytorch.distributed.threads import one_core_each
 from gptf_gpytorch.errors import NumericalError
 from gptf_gpytorch.likelihoods import log_predictive
 from gptf_gpytorch.training.optimizers import Point
@@ -89,8 +90,10 @@ def _gradient(parameter: Tensor) -> Tensor:
 
 def mean_log_density(mll: CollapsedELBO, held_out: TensorEntries, scaling: Scaling) -> float:
     """The mean log predictive density of held-out entries of all workers, in the user's units. q(v) must be up to date."""
-    q = marginals(mll.model, held_out.indices)
-    with torch.no_grad():
+    # As an evaluation of the bound: an operation on all cores would leave OpenMP's threads spinning where the next
+    # evaluation's threads want to be.
+    with one_core_each(), torch.no_grad():
+        q = marginals(mll.model, held_out.indices)
         log_p = log_predictive(mll.likelihood, q.mean, q.variance.clamp(min=0.0), scaling.scaled(held_out.values))
         log_p -= math.log(scaling.spread)
         sums = torch.stack([log_p.sum(), log_p.new_tensor(float(len(held_out)))])

@@ -34,7 +34,7 @@ class ProgressPrinter(Tracker):
         held = f", {run['held_out']:,} held out" if run["held_out"] else ""
         self.console.print(
             f"{run['entries']:,} entries of {modes}{held}; {config['likelihood']}, rank {_rank(config['rank'])}, "
-            f"{config['inducing']} inducing points, {config['optimizer']}"
+            f"{run['inducing']} inducing points, {config['optimizer']}"
             f"{f', {workers} workers' if workers > 1 else ''}",
             markup=False,
         )

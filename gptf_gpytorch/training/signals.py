@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM as a request that the run answers between two evaluations of the bound."""
+"""Ctrl-C and SIGTERM: a request that a run answers between two evaluations of the bound, or the end at once."""
 
 import signal
 import threading
@@ -7,17 +7,26 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
+_TAKEN = (signal.SIGINT, signal.SIGTERM)
+
 
 class StopRequest:
-    """Whether someone asked the run to stop, and how."""
+    """Whether someone asked to stop, and how.
 
-    def __init__(self) -> None:
+    :param at_once: whether a signal raises KeyboardInterrupt where it arrives, instead of waiting to be looked at.
+    """
+
+    def __init__(self, *, at_once: bool = False) -> None:
+        self.at_once = at_once
         self.signal: int | None = None
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
-        if self.signal is not None and number == signal.SIGINT:
-            raise KeyboardInterrupt  # the second Ctrl-C does not wait
-        self.signal = number
+        again = self.signal is not None
+        self.signal = self.signal or number
+        if self.at_once or (again and number == signal.SIGINT):  # the second Ctrl-C does not wait
+            for taken in _TAKEN:
+                signal.signal(taken, signal.SIG_DFL)  # the next one not even for what is being cleaned up
+            raise KeyboardInterrupt
 
     @contextmanager
     def listening(self) -> Iterator["StopRequest"]:
@@ -25,7 +34,7 @@ class StopRequest:
         if threading.current_thread() is not threading.main_thread():
             yield self
             return
-        before: dict[int, Any] = {n: signal.signal(n, self._receive) for n in (signal.SIGINT, signal.SIGTERM)}
+        before: dict[int, Any] = {number: signal.signal(number, self._receive) for number in _TAKEN}
         try:
             yield self
         finally:

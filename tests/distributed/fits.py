@@ -3,6 +3,7 @@
 import hashlib
 import json
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 import torch
@@ -10,6 +11,7 @@ import torch
 from gptf_gpytorch import GPTFError, TensorEntries, fit
 from gptf_gpytorch.distributed import Communicator, current
 from gptf_gpytorch.distributed.verdicts import together
+from gptf_gpytorch.training.checkpoints import Checkpoints
 from gptf_gpytorch.training.objective import BoundObjective
 
 cells = torch.cartesian_prod(torch.arange(9), torch.arange(8))
@@ -66,6 +68,19 @@ def broken_disk(comm: Communicator) -> str:
         checkpoints.save = original
 
 
+def locked(comm: Communicator) -> str:
+    """A folder that another run holds."""
+    with Checkpoints(folder / "held").lock() if comm.rank == 0 else nullcontext():
+        return failure(comm, output=folder / "held")
+
+
+def damage(comm: Communicator, which: str) -> None:
+    """Flip a bit of checkpoints."""
+    for path in (folder / "damaged").glob(f"{which}/state.safetensors") if comm.rank == 0 else ():
+        content = path.read_bytes()
+        path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+
+
 comm = current(timeout=60)
 rank = comm.rank
 mine = folder / f"worker-{rank}" / "run"  # the others' folder does not exist, and must not come to exist
@@ -80,6 +95,15 @@ report["seed"] = failure(comm, seed=rank)
 report["data"] = failure(comm, data=entries if rank == 0 else entries[:-1])
 report["again"] = failure(comm, output=mine)
 report["lock"] = failure(comm, output=folder / "file")
+report["locked"] = locked(comm)
+often = {"output": folder / "damaged", "checkpoint_seconds": 0.0}
+state(comm, max_iterations=5, **often)
+damage(comm, "step-00000005")
+report["damaged"] = state(comm, max_iterations=12, resume=True, **often)
+damage(comm, "step-*")
+report["all damaged"] = failure(comm, max_iterations=15, resume=True, **often)
+if (folder / "tiny").is_dir():
+    report["full"] = failure(comm, output=folder / "tiny", checkpoint_seconds=0.0, keep=1000, max_iterations=200)
 report["nan"] = nan_on_worker_1(comm)
 report["disk"] = broken_disk(comm)
 report["time"] = state(comm, max_iterations=10**6, max_seconds=0.5, validation=0.0)

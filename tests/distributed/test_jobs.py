@@ -8,12 +8,16 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from jobs import GPTF, HERE, Job, errors, results
+
+from gptf_gpytorch.training.checkpoints import Checkpoints
 
 pytest.importorskip("horovod", reason="Horovod is not installed: make horovod (Python 3.11)")
 pytestmark = pytest.mark.timeout(300)
@@ -33,11 +37,28 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "ratings.csv"
 
 
+@contextmanager
+def tiny_disk(folder: Path) -> Iterator[None]:
+    """A disk that is soon full, where one can be mounted."""
+    folder.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", folder], capture_output=True)
+    if mounted.returncode:
+        folder.rmdir()
+    try:
+        yield
+    finally:
+        if not mounted.returncode:
+            subprocess.run(["umount", folder], check=True)
+
+
 @pytest.fixture(scope="module")
 def reports(tmp_path_factory: pytest.TempPathFactory) -> dict[int, dict[str, Any]]:
     folder = tmp_path_factory.mktemp("fits")
     (folder / "file").write_text("")
-    found = results(Job(2, sys.executable, HERE / "fits.py", folder).finish())
+    with tiny_disk(folder / "tiny"):
+        found = results(Job(2, sys.executable, HERE / "fits.py", folder).finish())
+        if "full" in found[0]:
+            Checkpoints(folder / "tiny").load_last()  # the one before
     assert (folder / "worker-0").exists()
     assert not (folder / "worker-1").exists(), "only worker 0 writes"
     return found
@@ -52,6 +73,7 @@ def test_every_optimiser_is_in_lockstep(reports: dict[int, dict[str, Any]]) -> N
 def test_resumed_workers_that_do_not_see_the_folder_end_at_the_same_bits(reports: dict[int, dict[str, Any]]) -> None:
     for rank in range(2):
         assert reports[rank]["resumed"] == reports[0]["whole"]
+        assert reports[rank]["damaged"] == reports[0]["whole"], "from the checkpoint before the damaged one"
 
 
 @pytest.mark.parametrize(
@@ -64,12 +86,17 @@ def test_resumed_workers_that_do_not_see_the_folder_end_at_the_same_bits(reports
         ("data", r"InputError: .*the number of entries must be 72, as on worker 0\. Got 71 on worker 1"),
         ("again", r"CheckpointError: Worker 0: A new run needs a folder without checkpoints"),
         ("lock", r"CheckpointError: Worker 0: The output folder must be writable"),
+        ("locked", r"CheckpointError: Worker 0: A folder is for one run at a time"),
+        ("all damaged", r"CheckpointError: Worker 0: .*state.safetensors must be what was saved"),
+        ("full", r"CheckpointError: Worker 0: The checkpoint must fit and be writable\. .*No space left"),
         ("nan", r"NumericalError: .*Got NaN or infinity in entries \d+ to \d+ of worker 1's shard"),
         ("disk", r"CheckpointError: Worker 0: The checkpoint must fit and be writable"),
         ("one fails", r"WorkerError: Worker 1: MemoryError: no memory"),
     ],
 )
 def test_an_error_on_one_worker_is_the_same_on_all(reports: dict[int, dict[str, Any]], name: str, message: str) -> None:
+    if name == "full" and name not in reports[0]:
+        pytest.skip("mounting a tiny tmpfs needs root")
     assert re.match(message, reports[0][name]), reports[0][name]
     assert reports[1][name] == reports[0][name]
 

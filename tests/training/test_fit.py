@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 import torch
+from recording import SMALL, Recorder
 
 from gptf_gpytorch import InputError, NumericalError
 from gptf_gpytorch.data import TensorEntries
 from gptf_gpytorch.errors import CheckpointError, InterruptedRunError
-from gptf_gpytorch.tracking.tracker import Tracker
 from gptf_gpytorch.training.checkpoints import Checkpoints
 from gptf_gpytorch.training.config import TrainConfig
 from gptf_gpytorch.training.fit import fit
@@ -21,28 +21,6 @@ from gptf_gpytorch.training.objective import BoundObjective
 from gptf_gpytorch.training.saved import FittedModel
 from gptf_gpytorch.variational.elbo import CollapsedELBO
 from gptf_gpytorch.variational.prediction import marginals
-
-SMALL: dict[str, Any] = {"rank": 2, "inducing": 20, "validation": 0.0, "checkpoint_seconds": 0.0}
-
-
-class Recorder(Tracker):
-    def __init__(self) -> None:
-        self.seen: list[tuple[str, Any]] = []
-
-    def start(self, run: Any) -> None:
-        self.seen.append(("start", run))
-
-    def step(self, record: Any) -> None:
-        self.seen.append(("step", record))
-
-    def note(self, text: str) -> None:
-        self.seen.append(("note", text))
-
-    def finish(self, summary: Any) -> None:
-        self.seen.append(("finish", summary))
-
-    def fail(self, reason: str) -> None:
-        self.seen.append(("fail", reason))
 
 
 def test_it_learns_in_the_users_units_and_the_log_adds_up(entries: TensorEntries) -> None:
@@ -128,7 +106,7 @@ def test_it_stops_for_the_reason_it_states(entries: TensorEntries, options: dict
 
 
 def test_patience_keeps_the_state_where_the_held_out_entries_were_most_likely(entries: TensorEntries) -> None:
-    options = {"validation": 0.5, "patience": 3, "tolerance": 0.0, "optimizer": "adam", "learning_rate": 1.0}
+    options = {"validation": 0.5, "patience": 3, "tolerance": 0.0, "optimizer": "adam", "learning_rate": 0.3}
     result = fit(entries, **{**SMALL, **options})
     scores = [step.held_out for step in result.history.steps]
     best = scores.index(max(scores))

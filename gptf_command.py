@@ -1,0 +1,16 @@
+"""The ``gptf`` command before its imports, which take seconds: Ctrl-C ends it there, too, without a traceback.
+
+It stands beside the package because importing anything of the package imports the package.
+"""
+
+import importlib
+import os
+import signal
+
+
+def main() -> None:
+    """Import the command, and run it; while it runs it takes the signals itself."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        # Not an exception: an import that catches it may go on in a state that nobody foresaw.
+        signal.signal(number, lambda number, frame: os._exit(128 + number))
+    importlib.import_module("gptf_gpytorch.cli").main()
