@@ -53,6 +53,10 @@ bench: $(INSTALLED) $(HOROVOD) ## time the bound against its peers and the GEMM 
 	$(PYTHON_BIN) experiments/benchmarks/workers.py
 	$(PYTHON_BIN) experiments/benchmarks/key_value.py
 
+.PHONY: soak
+soak: $(INSTALLED) $(HOROVOD) ## kill 100 workers of elastic jobs at random moments; writes experiments/results/soak.json
+	$(PYTHON_BIN) experiments/benchmarks/soak.py
+
 .PHONY: plots
 plots: $(INSTALLED) ## draw experiments/results/figures from the JSON that make bench wrote
 	$(PYTHON_BIN) experiments/plots/benchmarks.py

@@ -72,7 +72,11 @@ def _debug(ctx: click.Context, param: click.Parameter, value: bool) -> None:
 
 
 def _say_stopped(ctx: click.Context, text: str) -> None:
-    """Print why a command was stopped, and how a run goes on if it can."""
+    """Print why a command was stopped, and how a run goes on if it can: once, as horovodrun ends workers that leave."""
+    if ctx.obj:
+        if ctx.obj.get("stopped"):
+            return
+        ctx.obj["stopped"] = True
     say(ctx, text)
     if ctx.obj and ctx.obj.get("resume") and Checkpoints(ctx.obj["output"]).steps():
         say(ctx, f"Resume: {ctx.obj['resume']}")

@@ -4,6 +4,7 @@ import os
 import shlex
 import shutil
 import sys
+from functools import partial
 import warnings
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from gptf_gpytorch.commands.options import PATH
 from gptf_gpytorch.data import TensorEntries, read
 from gptf_gpytorch.data.entries import MANIFEST
 from gptf_gpytorch.distributed import communicator, supervisor
+from gptf_gpytorch.distributed.elastic import ElasticCommunicator
 from gptf_gpytorch.distributed.verdicts import together
 from gptf_gpytorch.distributed.watchdog import TIMEOUT
 from gptf_gpytorch.errors import InputError
@@ -38,6 +40,7 @@ from gptf_gpytorch.training.progress import ProgressPrinter
     show_default=True,
     help="Seconds that workers wait for one of them before the job ends.",
 )
+@click.option("--elastic", is_flag=True, help="Go on when workers leave or come; with an elastic horovodrun.")
 @options.columns
 @options.flags
 @click.pass_context
@@ -51,6 +54,7 @@ def train(
     track: str,
     quiet: bool,
     timeout: float,
+    elastic: bool,
     value: str,
     modes: list[str] | None,
     duplicates: Any,
@@ -72,12 +76,12 @@ def train(
         config = TrainConfig.of(changes) if config_file is None else TrainConfig.read(config_file, **changes)
     except InputError as error:
         raise click.UsageError(str(error)) from error
-    arguments = [argument for argument in sys.argv[1:] if argument != "--resume"]
+    arguments = [argument for argument in sys.argv[1:] if argument not in ("--resume", "--elastic")]
     if communicator.started_by_horovodrun():
         supervisor.go_on_in_child()
     if quiet:
         warnings.simplefilter("ignore")
-    workers = ctx.obj["workers"] = communicator.current(timeout)
+    workers = ctx.obj["workers"] = ElasticCommunicator(timeout) if elastic else communicator.current(timeout)
     for name in communicator.exposed():
         say(
             ctx,
@@ -90,9 +94,9 @@ def train(
     ctx.obj["resume"] = f"{launcher}{shlex.join([command, *arguments, '--resume'])}" if output else None
     ctx.obj["output"] = output
     binary = config.likelihood == "probit"
-    entries = together(
-        workers, lambda: _entries(data, value=value, modes=modes, duplicates=duplicates, ids=ids, binary=binary)
-    )
+    found = partial(_entries, data, value=value, modes=modes, duplicates=duplicates, ids=ids, binary=binary)
+    # A newcomer to an elastic job reads while the others wait for it in fit().
+    entries = found() if elastic else together(workers, found)
     fit(
         entries,
         config,

@@ -9,6 +9,7 @@ import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -27,6 +28,8 @@ class Communicator(ABC):
     ``sum``, ``broadcast`` and what is made of them are collectives: all workers call them, in the same order.
     """
 
+    #: Whether workers may leave and come while the others go on.
+    elastic = False
     _wish: Callable[[], int] | None = None
 
     @property
@@ -46,6 +49,11 @@ class Communicator(ABC):
     @abstractmethod
     def broadcast(self, tensor: Tensor, root: int = 0) -> Tensor:
         """Worker ``root``'s tensor, on every worker; the others pass one of the same shape and dtype."""
+
+    @property
+    def job(self) -> str:
+        """What tells an elastic job from others; empty for jobs that end with their first worker."""
+        return ""
 
     def gather_bytes(self, payload: bytes) -> list[bytes]:
         """What each worker passed, in the order of ranks, on every worker; lengths may differ."""
@@ -73,11 +81,11 @@ class Communicator(ABC):
 
         Anything but 0 makes all workers leave that evaluation (:class:`~gptf_gpytorch.distributed.slots.StopRequestedError`).
         """
-        self._wish = wish
+        before, self._wish = self._wish, wish
         try:
             yield
         finally:
-            self._wish = None
+            self._wish = before
 
     @property
     def wish(self) -> int:
@@ -127,16 +135,23 @@ class HorovodCommunicator(Communicator):
     def __init__(self, timeout: float = TIMEOUT) -> None:
         if not timeout > 0:
             raise InputError(f"timeout must be greater than 0 seconds. Got {timeout!r}.")
-        rendezvous = Rendezvous.of_environment()
+        self._rendezvous, self._timeout = Rendezvous.of_environment(), timeout
         try:
             self._hvd = importlib.import_module("horovod.torch")
         except ImportError as error:
             raise InputError(
                 f"A job that horovodrun started needs Horovod on every worker. Got: {error}. Build it with {_BUILD}"
             ) from error
+        self._join()
+
+    def _join(self) -> None:
+        """Meet the other workers."""
         self._hvd.init()
         self._rank, self._size = int(self._hvd.rank()), int(self._hvd.size())
-        self._watchdog = Watchdog(rendezvous, self._rank, self._size, timeout)
+        self._watchdog = self._watch()
+
+    def _watch(self) -> Watchdog:
+        return Watchdog(self._rendezvous, self._rank, self._size, self._timeout)
 
     @property
     def rank(self) -> int:
@@ -166,10 +181,11 @@ class HorovodCommunicator(Communicator):
             try:
                 found: Tensor = self._hvd.synchronize(start())
             except RuntimeError as error:  # Horovod's is HorovodInternalError: a connection broke
-                raise WorkerError(
-                    f"All workers must stay in the job. Got: {self._watchdog.missing() or error}"
-                ) from error
+                raise self._broken(error) from error
         return found
+
+    def _broken(self, error: RuntimeError) -> WorkerError:
+        return WorkerError(f"All workers must stay in the job. Got: {self._watchdog.missing() or error}")
 
     def close(self) -> None:
         """Wait for all workers, then leave Horovod."""
@@ -184,6 +200,11 @@ def current(timeout: float = TIMEOUT) -> Communicator:
     :param timeout: see :class:`HorovodCommunicator`.
     """
     return HorovodCommunicator(timeout) if started_by_horovodrun() else SingleProcess()
+
+
+def host_notifications() -> Any:
+    """What tells this worker that ``horovodrun`` has found hosts for more workers: Horovod's own notification manager."""
+    return importlib.import_module("horovod.common.elastic").notification_manager
 
 
 def started_by_horovodrun() -> bool:

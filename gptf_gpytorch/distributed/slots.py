@@ -12,7 +12,7 @@ from gptf_gpytorch.distributed.communicator import Communicator
 from gptf_gpytorch.errors import GPTFError, NumericalError
 
 #: Wishes beside the numbers of signals.
-TIME_IS_OVER, FAILED = -1, -2
+TIME_IS_OVER, FAILED, REFUSED = -1, -2, -3
 
 
 class StopRequestedError(GPTFError):

@@ -42,10 +42,14 @@ def share(communicator: Communicator, error: Exception | None, worker: int) -> G
 def agree(communicator: Communicator, facts: Mapping[str, Any]) -> None:
     """An error on all workers if a fact is not the same on all. A collective.
 
+    In an elastic job it is an error only on the workers that differ from worker 0: the others go on without them.
+
     :param facts: names and what this worker has for them, as JSON can hold it.
     """
     found = [json.loads(part) for part in communicator.gather_bytes(json.dumps(facts).encode())]
     for worker, theirs in enumerate(found):
+        if communicator.elastic and worker != communicator.rank:
+            continue
         for name in dict.fromkeys([*found[0], *theirs]):
             if found[0].get(name) != theirs.get(name):
                 raise InputError(

@@ -1,5 +1,7 @@
 """Ends a job in which a worker hangs, is stopped, or calls another collective, and says which worker it is.
 
+In an elastic job only that worker is ended: the others lose their connection to it, and go on.
+
 Horovod waits for such a worker without end. Here every worker has a thread that looks at how long its own collective has
 been waiting. When that is too long it raises an alarm in the key-value store of ``horovodrun``'s rendezvous, which all
 workers can reach and which costs nothing before that moment. All threads that can answer do so: which collective their
@@ -71,13 +73,22 @@ class Watchdog:
     """Watches this worker's collectives.
 
     :param timeout: seconds that one may wait.
-    :param end: what is done with the verdict, once it is printed.
+    :param cut: in an elastic job, ends this worker's collective. Then only workers that do not come are ended, not the job.
+    :param end: how this process is ended.
     """
 
     def __init__(
-        self, rendezvous: Rendezvous, rank: int, size: int, timeout: float, end: Callable[[int], None] = os._exit
+        self,
+        rendezvous: Rendezvous,
+        rank: int,
+        size: int,
+        timeout: float,
+        *,
+        cut: Callable[[], None] | None = None,
+        end: Callable[[int], None] = os._exit,
     ) -> None:
-        self.rendezvous, self.rank, self.size, self.timeout, self._end = rendezvous, rank, size, timeout, end
+        self.rendezvous, self.rank, self.size, self.timeout = rendezvous, rank, size, timeout
+        self._cut, self._end, self._judged = cut, end, -1
         # The number of the collective that this worker waits in, or will call next; its name while it waits.
         self._number, self._name, self._since = 0, "", time.monotonic()
         self._answered, self._stopped, self._main = -1, threading.Event(), threading.main_thread().ident
@@ -85,7 +96,8 @@ class Watchdog:
         self._grace = _GRACE * max(1.0, size / _WORKERS_A_TICK)
         with suppress(OSError):  # who this worker is, should it be unable to answer later
             rendezvous.put(f"worker-{rank}", {"pid": os.getpid(), "host": socket.gethostname()})
-        threading.Thread(target=self._watch, name="gptf-watchdog", daemon=True).start()
+        self._thread = threading.Thread(target=self._watch, name="gptf-watchdog", daemon=True)
+        self._thread.start()
 
     @contextmanager
     def collective(self, name: str) -> Iterator[None]:
@@ -97,12 +109,15 @@ class Watchdog:
             self._name, self._since, self._number = "", time.monotonic(), self._number + 1
 
     def stop(self) -> None:
-        """No longer watch."""
+        """No longer watch, nor write to the store."""
         self._stopped.set()
+        self._thread.join()
 
     def _watch(self) -> None:
         while not self._stopped.wait(self._tick):
             number, waited = self._number, time.monotonic() - self._since
+            if self._cut is not None and self._name and waited > _GRACE / 2 and self._broken():
+                self._cut()
             # All workers left the last collective at about the same time, so that all look up in time for an alarm.
             if waited < min(self.timeout / 2, self.timeout - 2 * self._tick):
                 continue
@@ -121,6 +136,16 @@ class Watchdog:
                 verdict = f"all workers wait in it ({self._name}): the network between them does not work."
             if verdict is not None and self._number == number and not self._stopped.is_set():
                 self._finish(number, verdict, culprits)
+
+    def report_broken(self) -> None:
+        """Tell the others that this worker's collective has ended with an error: theirs may not."""
+        with suppress(OSError):
+            self.rendezvous.put("broken", {"worker": self.rank})
+
+    def _broken(self) -> bool:
+        with suppress(OSError):
+            return self.rendezvous.get("broken") is not None
+        return False
 
     def missing(self) -> str | None:
         """Who does not wait in the collective that this worker is in; None if all do, or if nobody can be asked."""
@@ -160,15 +185,20 @@ class Watchdog:
         return "?" if frame is None else f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"
 
     def _finish(self, number: int, verdict: str, culprits: list[int]) -> None:
+        others_go_on = self._cut is not None and bool(culprits)
         message = (
-            f"Error: All workers must join a collective within {self.timeout:g} s. In collective {number}, {verdict}"
+            f"{'Note' if others_go_on else 'Error'}: All workers must join a collective within {self.timeout:g} s. "
+            f"In collective {number}, {verdict}{' The others go on.' if others_go_on else ''}"
         )
-        with suppress(OSError):  # nobody may listen any more, if the network is gone
-            print(message, file=sys.stderr, flush=True)  # noqa: T201
+        if self._judged != number:
+            with suppress(OSError):  # nobody may listen any more, if the network is gone
+                print(message, file=sys.stderr, flush=True)  # noqa: T201
+        self._judged = number
         self._wait_for_the_others(number)
         for rank in culprits:
             self._kill(rank)
-        self._end(EXIT_CODE)
+        if not others_go_on or self.rank in culprits:
+            self._end(EXIT_CODE)
 
     def _wait_for_the_others(self, number: int) -> None:
         """Let every worker that answered print its verdict: horovodrun ends all of them when the first one leaves."""

@@ -135,6 +135,17 @@ def _score(run: Mapping[str, Any]) -> float:
     return -math.inf if score is None or math.isnan(score) else float(score)
 
 
+def broadcast(
+    communicator: Communicator, state: tuple[dict[str, Tensor], dict[str, Any]], root: int = 0
+) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Worker ``root``'s tensors and JSON, on every worker. A collective."""
+    tensors, run = state
+    contiguous = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    packed = communicator.broadcast_bytes(safetensors.torch.save(contiguous), root)
+    run = json.loads(communicator.broadcast_bytes(json.dumps(run).encode(), root))
+    return {name: tensor.clone() for name, tensor in safetensors.torch.load(packed).items()}, run
+
+
 class Checkpoints:
     """The checkpoints of a run, in one folder that no other run may use meanwhile.
 
@@ -156,8 +167,12 @@ class Checkpoints:
         return CheckpointError(f"There must be a checkpoint to resume from. Got none in {self.folder}{what}.")
 
     @contextmanager
-    def lock(self) -> Iterator[None]:
-        """Hold the folder for one run."""
+    def lock(self, job: str = "") -> Iterator[bool]:
+        """Hold the folder for one run.
+
+        :param job: what tells this run from others, if another process may take the folder over from this one.
+        :return: whether this one has taken it over.
+        """
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             descriptor = os.open(self.folder / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
@@ -177,7 +192,11 @@ class Checkpoints:
                 recover(left.with_suffix(""))
             for left in (*self.folder.glob(".step-*"), *self.folder.glob(".model*")):
                 shutil.rmtree(left, ignore_errors=True)
-            yield
+            before = os.pread(descriptor, 1000, 0).decode(errors="replace")
+            if before != job:
+                os.ftruncate(descriptor, 0)
+                os.pwrite(descriptor, job.encode(), 0)
+            yield bool(job) and before == job
         finally:
             os.close(descriptor)
 
@@ -232,10 +251,7 @@ class Checkpoints:
         found = together(communicator, lambda: self.load_last() if communicator.rank == 0 else None)
         if communicator.size == 1 and found is not None:
             return found
-        tensors, run = ({}, {}) if found is None else found
-        state = communicator.broadcast_bytes(safetensors.torch.save(tensors))
-        run = json.loads(communicator.broadcast_bytes(json.dumps(run).encode()))
-        return {name: tensor.clone() for name, tensor in safetensors.torch.load(state).items()}, run
+        return broadcast(communicator, ({}, {}) if found is None else found)
 
     def _path(self, step: int) -> Path:
         return self.folder / f"step-{step:08d}"

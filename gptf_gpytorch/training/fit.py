@@ -4,21 +4,25 @@ import math
 import time
 import warnings
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
+from torch import Tensor
 
 from gptf_gpytorch.data.entries import TensorEntries
 from gptf_gpytorch.distributed.communicator import Communicator, SingleProcess
+from gptf_gpytorch.distributed.elastic import ElasticCommunicator, WorkersChangedError
 from gptf_gpytorch.distributed.verdicts import agree, together
 from gptf_gpytorch.errors import CheckpointError, DataWarning, InputError, InterruptedRunError
 from gptf_gpytorch.initialization import initialize, restart
 from gptf_gpytorch.tracking.tracker import Tracker, Trackers
 from gptf_gpytorch.training import optimizers
 from gptf_gpytorch.training.checkpoints import Checkpoints
+from gptf_gpytorch.training.commits import Commits
 from gptf_gpytorch.training.config import TrainConfig
 from gptf_gpytorch.training.loop import Loop
 from gptf_gpytorch.training.objective import BoundObjective, Scaling, mean_log_density
@@ -51,7 +55,9 @@ def fit(
 
     :param entries: all entries, the same on every worker: each takes its share.
     :param config: the run; keyword arguments of its names may be given instead.
-    :param communicator: the workers; one process by default.
+    :param communicator: the workers; one process by default. With an
+        :class:`~gptf_gpytorch.distributed.ElasticCommunicator` every step is committed in the memory of all workers,
+        and whoever is left goes on from there; newcomers are taken in.
     :param tracker: who watches; only worker 0 speaks to them.
     :param output: a folder for checkpoints and, at the end, the model; None keeps nothing.
     :param resume: go on from the last checkpoint in ``output``.
@@ -70,15 +76,17 @@ def fit(
     config = TrainConfig.of(options, "fit()") if config is None else config
     communicator = SingleProcess() if communicator is None else communicator
     watchers = [] if tracker is None else [tracker] if isinstance(tracker, Tracker) else list(tracker)
-    speaks = Trackers(watchers if communicator.rank == 0 else [])
-    run = _Run(entries, config, communicator, speaks, output, resume, value_name)
+    run = _Run(entries, config, communicator, watchers, output, resume, value_name)
     with ExitStack() as held:
-        together(communicator, lambda: run.hold(held))
-        try:
-            return run.go()
-        except BaseException as error:
-            run.tracker.fail(f"{type(error).__name__}: {error}")
-            raise
+        while True:
+            try:
+                together(communicator, lambda: run.hold(held))
+                return run.go()
+            except WorkersChangedError as change:
+                run.renew(str(change), held)
+            except BaseException as error:
+                run.fail(f"{type(error).__name__}: {error}")
+                raise
 
 
 class _Run:
@@ -87,7 +95,7 @@ class _Run:
         entries: TensorEntries,
         config: TrainConfig,
         communicator: Communicator,
-        tracker: Tracker,
+        watchers: list[Tracker],
         output: str | Path | None,
         resume: bool,
         value_name: str,
@@ -96,36 +104,78 @@ class _Run:
             raise InputError("There must be entries to train on. Got none.")
         if resume and output is None:
             raise InputError("resume needs the run's folder: give output.")
-        self.entries, self.config, self.communicator, self.tracker = entries, config, communicator, tracker
+        self.entries, self.config, self.communicator, self.watchers = entries, config, communicator, watchers
         self.output, self.resume = None if output is None else Path(output), resume
-        self.keeps = self.output is not None and communicator.rank == 0
         self.checkpoints = Checkpoints(Path() if self.output is None else self.output, config.keep)
         self.stop, self.stopwatch = StopRequest(), Stopwatch()
         self.value_name = value_name
+        self.commits = Commits()
+        # Whether this worker has begun to speak and to write; whether it took the folder over from another one.
+        self._speaks = self._holds = self._takes_over = False
+        self._change = ""
+
+    @property
+    def tracker(self) -> Tracker:
+        """Who watches worker 0."""
+        return Trackers(self.watchers if self.communicator.rank == 0 else [])
+
+    @property
+    def keeps(self) -> bool:
+        """Whether this worker writes."""
+        return self.output is not None and self.communicator.rank == 0
+
+    def renew(self, change: str, held: ExitStack) -> None:
+        """Meet the workers of an elastic job again: any of them may have to write afterwards."""
+        self._change = change
+        with self.stop.listening():  # a signal is answered when they have met
+            if self.commits.last is not None and self.output is not None and self.output.is_dir():
+                # On the disk first: not all may come to the meeting. If worker 0 is gone, whoever is the first writes.
+                with suppress(CheckpointError):
+                    if not self._holds:
+                        held.enter_context(self.checkpoints.lock(self.communicator.job))
+                    self._save_commit()
+            held.close()
+            self._holds = False
+            cast(ElasticCommunicator, self.communicator).renew()
+
+    def fail(self, reason: str) -> None:
+        """Tell who watches, if they were told of the run."""
+        if self._speaks:
+            self.tracker.fail(reason)
 
     def hold(self, held: ExitStack) -> None:
         """Take the folder, on the worker that writes."""
-        if not self.keeps:
+        if not self.keeps or self._holds:
             return
         if self.resume:
             self.checkpoints.expect()
-        held.enter_context(self.checkpoints.lock())
-        if self.checkpoints.steps() and not self.resume:
+        self._takes_over = held.enter_context(self.checkpoints.lock(self.communicator.job))
+        self._holds = True
+        if self.checkpoints.steps() and not (self.resume or self._takes_over):
             raise CheckpointError(
                 f"A new run needs a folder without checkpoints. Got {self.output}, which holds step "
                 f"{self.checkpoints.steps()[-1]}: {option('resume', True)} goes on with it, "
                 f"another {option('output')} begins anew."
             )
 
+    @cached_property
+    def digest(self) -> str:
+        """What tells the entries from others."""
+        return digest(self.entries)
+
+    @cached_property
+    def parts(self) -> tuple[TensorEntries, TensorEntries | None]:
+        """The entries to train on, and those held out."""
+        return divide(self.entries, self.config)
+
     def go(self) -> Result:
         config, communicator, measure = self.config, self.communicator, self.stopwatch
         with measure("data"):
-            self.digest = digest(self.entries)
             agree(communicator, self._fingerprint())
             for text in doubts(self.entries, config):
-                if communicator.rank == 0:
+                if communicator.rank == 0 and not self._change:
                     warnings.warn(text, DataWarning, stacklevel=3)
-            train, held_out = divide(self.entries, config)
+            train, held_out = self.parts
             mine = train.shard(communicator.rank, communicator.size)
             standardize = config.likelihood == "gaussian" and config.standardize
             scaling = Scaling.fitted(mine.values, communicator) if standardize else Scaling()
@@ -134,11 +184,14 @@ class _Run:
         optimizer = optimizers.make(config.optimizer, config.learning_rate)
         # From here on a signal is answered between two evaluations, and at the end by finishing what is nearly done.
         with self.stop.listening():
-            resumed = self._resumed(mll, optimizer) if self.resume else None
-            self.tracker.start(self._description(mll, 0 if held_out is None else len(held_out)))
-            if self.resume:
+            resumed = self._resumed(mll, optimizer)
+            if communicator.rank == 0 and not self._speaks:
+                self.tracker.start(self._description(mll, 0 if held_out is None else len(held_out)))
+                self._speaks = True
+            if self.resume or self._change:
                 after = "before the first step" if resumed is None else f"after step {resumed.iteration}"
-                self.tracker.note(f"resumed {after}")
+                change = f"{self._change} Workers that go on: {communicator.size}; " if self._change else ""
+                self.tracker.note(f"{change}resumed {after}")
             try:
                 with measure("start"):
                     progress = self._started(mll, objective, optimizer) if resumed is None else resumed
@@ -198,6 +251,7 @@ class _Run:
             held_out=None if share is None else lambda: score(share),
             save=save,
             save_together=lambda now: together(communicator, lambda: save(now)),
+            commit=lambda now: self._commit(mll, optimizer, now),
             stop=self.stop,
         )
         with measure("steps"):
@@ -240,7 +294,8 @@ class _Run:
         try:
             bounds = restart(mll, *data, restarts=config.restarts, train=train, **start)
         except InterruptedRunError as stopped:
-            together(self.communicator, lambda: self._save(mll, optimizer, None))
+            if not self.communicator.elastic:  # there the others go on, and are somewhere else by now
+                together(self.communicator, lambda: self._save(mll, optimizer, None))
             raise InterruptedRunError("Stopped by a signal while starts were compared.", stopped.signal) from None
         best = bounds.index(max(bounds))
         self.tracker.note(
@@ -251,8 +306,10 @@ class _Run:
 
     def _save(self, mll: CollapsedELBO, optimizer: optimizers.Optimizer, progress: Progress | None) -> None:
         """Write a checkpoint, on the worker that writes; without progress, one that says how to begin."""
-        if not self.keeps:
-            return
+        if self.keeps:
+            self._write(mll.state_dict(), optimizer, progress)
+
+    def _write(self, mll: dict[str, Tensor], optimizer: optimizers.Optimizer, progress: Progress | None) -> None:
         run = {**self._is, "workers": self.communicator.size, "progress": None, "score": None}
         if progress is None:
             self.checkpoints.save(0, {}, run)
@@ -262,12 +319,34 @@ class _Run:
         run["progress"] = progress.to_dict()
         self.checkpoints.save(progress.iteration, pack(mll, optimizer, progress), run)
 
+    def _commit(self, mll: CollapsedELBO, optimizer: optimizers.Optimizer, progress: Progress) -> None:
+        if isinstance(self.communicator, ElasticCommunicator):
+            self.commits.keep(mll, optimizer, progress)
+            self.communicator.commit()
+
+    def _save_commit(self) -> None:
+        """Write the last commit, unless it is there."""
+        if self.commits.last is not None and self.commits.last[2].iteration not in self.checkpoints.steps():
+            self._write(*self.commits.last)
+
     @property
     def _is(self) -> dict[str, Any]:
         return describe(self.config, self.entries.shape, self.digest)
 
     def _resumed(self, mll: CollapsedELBO, optimizer: optimizers.Optimizer) -> Progress | None:
-        """Where the run was, or None if it had not taken a step."""
+        """Where the run was, or None if it had not taken a step: in an elastic job what a worker remembers, else a checkpoint."""
+        from_disk = self.resume
+        if self.communicator.elastic:
+            found = self.commits.share(self.communicator)
+            if found is not None:
+                progress = unpack(*found, mll, optimizer)
+                self.commits.keep(mll, optimizer, progress)
+                together(self.communicator, lambda: self._save_commit() if self.keeps else None)
+                return progress
+            left = self._takes_over and bool(self.checkpoints.steps())
+            from_disk = bool(self.communicator.broadcast(torch.tensor([left]).long())) or self.resume
+        if not from_disk:
+            return None
         tensors, run = self.checkpoints.share_last(self.communicator)
         check_same(run, self._is)
         return None if run["progress"] is None else unpack(tensors, run["progress"], mll, optimizer)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from gptf_gpytorch.distributed import slots
+from gptf_gpytorch.distributed.elastic import WorkersChangedError
 from gptf_gpytorch.distributed.verdicts import share
 from gptf_gpytorch.errors import CheckpointError, InterruptedRunError, JitterWarning, NumericalError
 from gptf_gpytorch.tracking.tracker import Tracker
@@ -32,6 +33,7 @@ class Loop:
     :param held_out: the score of the held-out entries at the present q(v), or None if there are none.
     :param save: writes a checkpoint; on one worker only, so that it may fail there only.
     :param save_together: writes a checkpoint when all workers know that they do.
+    :param commit: called with the state at the start and after every step.
     """
 
     def __init__(
@@ -45,10 +47,12 @@ class Loop:
         held_out: Callable[[], float] | None = None,
         save: Callable[[Progress], None] = lambda progress: None,
         save_together: Callable[[Progress], None] = lambda progress: None,
+        commit: Callable[[Progress], None] = lambda progress: None,
         stop: StopRequest | None = None,
     ) -> None:
         self.objective, self.optimizer, self.config, self.progress = objective, optimizer, config, progress
         self.tracker, self.held_out, self.save, self.save_together = tracker, held_out, save, save_together
+        self.commit = commit
         self.stop = StopRequest() if stop is None else stop
         self._communicator = objective.mll.communicator
         # What all workers were asked for, and by whom; why this one could not save.
@@ -63,6 +67,7 @@ class Loop:
         saved, reason = started, None
         self._deadline = started + self.config.max_seconds - before
         self._remember_buffers()
+        self.commit(self.progress)
         if self.progress.history.steps:
             reason = self._criterion()  # a run that was finished, and is resumed, takes no further step
         elif self.progress.best is None:
@@ -75,6 +80,7 @@ class Loop:
             if self.progress.iteration > iteration:  # neither a rollback nor an interruption
                 spent = (self.objective.evaluations - evaluations) / max(time.monotonic() - since, 1e-9)
                 self._record(spent * len(self.objective.values))
+                self.commit(self.progress)
             if self._asked is not None:
                 return self._answer(self._asked)
             reason = self._criterion() or (None if moved else "no step makes the bound larger")
@@ -199,6 +205,8 @@ class Loop:
         if asked.wish == slots.FAILED:
             raise share(self._communicator, self._failure, asked.worker) from self._failure
         self.save_together(self.progress)
+        if self._communicator.elastic and asked.worker != self._communicator.rank:
+            raise WorkersChangedError(f"Worker {asked.worker} was asked to leave.")
         whose = f" to worker {asked.worker}" if self._communicator.size > 1 else ""
         raise InterruptedRunError(f"Stopped by a signal{whose} after step {self.progress.iteration}.", asked.wish)
 

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch import Tensor
@@ -70,10 +70,17 @@ class Progress:
             history=History.from_dict(content["history"]),
         )
 
+    def copy(self) -> "Progress":
+        """This moment, whatever happens later."""
+        return replace(self, history=History(list(self.history.steps), list(self.history.notes)))
 
-def pack(mll: CollapsedELBO, optimizer: Optimizer, progress: Progress) -> dict[str, Tensor]:
-    """All tensors of a state."""
-    tensors = {f"mll.{name}": tensor for name, tensor in mll.state_dict().items()}
+
+def pack(mll: Mapping[str, Tensor], optimizer: Optimizer, progress: Progress) -> dict[str, Tensor]:
+    """All tensors of a state.
+
+    :param mll: the state dict of the bound.
+    """
+    tensors = {f"mll.{name}": tensor for name, tensor in mll.items()}
     tensors |= {f"optimizer.{name}": tensor for name, tensor in optimizer.state().items()}
     return tensors | {f"progress.{name}": tensor for name, tensor in progress.tensors().items()}
 

@@ -1,6 +1,7 @@
 """The collapsed evidence lower bound, as a GPyTorch marginal log likelihood."""
 
 import warnings
+from contextlib import ExitStack
 from typing import Any, Literal
 
 import gpytorch
@@ -8,9 +9,11 @@ import torch
 from gpytorch.likelihoods import BernoulliLikelihood, GaussianLikelihood
 from torch import Tensor
 
+from gptf_gpytorch.distributed import slots
 from gptf_gpytorch.distributed.communicator import Communicator, SingleProcess
 from gptf_gpytorch.distributed.sharded_sum import sharded_sum, total
 from gptf_gpytorch.distributed.threads import one_core_each
+from gptf_gpytorch.distributed.verdicts import share
 from gptf_gpytorch.errors import InputError, LambdaWarning, NumericalError
 from gptf_gpytorch.factors import LatentFactors
 from gptf_gpytorch.variational import checks
@@ -37,7 +40,8 @@ class CollapsedELBO(gpytorch.mlls.MarginalLogLikelihood):  # type: ignore[misc]
     them.
 
     An evaluation in training mode with gradients writes the optimal q(v) into the model's strategy; ``refresh`` does
-    so at the final parameters. With more than one worker both are collectives: all workers call them.
+    so at the final parameters. With more than one worker both are collectives: all workers call them. What one worker's
+    entries or targets break is an error on all workers.
 
     :param likelihood: a ``GaussianLikelihood``, or a ``ProbitLikelihood`` (any ``BernoulliLikelihood``). It is moved
         to the model's precision and device.
@@ -138,10 +142,23 @@ class CollapsedELBO(gpytorch.mlls.MarginalLogLikelihood):  # type: ignore[misc]
         :param target: the values `[..., n]` of this worker's entries; in {0, 1} for probit.
         :param weights: non-negative weights `[..., n]`; an entry of weight 2 counts as the entry twice.
         """
-        with one_core_each():
-            shard = self.check(output, target, weights)
-            write = self.model.training and torch.is_grad_enabled()
-            return self._evaluate(shard, output.batch_shape, write=write) / self.num_data
+        write = self.model.training and torch.is_grad_enabled()
+        refused = None
+        with one_core_each(), ExitStack() as asking:
+            try:
+                shard, batch_shape = self.check(output, target, weights), output.batch_shape
+            except InputError as error:
+                if self.communicator.size == 1:
+                    raise
+                # The others are on their way into the first collective: come without entries, and say so there.
+                refused, (shard, batch_shape) = error, self._nothing()
+                asking.enter_context(self.communicator.asking(lambda: slots.REFUSED))
+            try:
+                return self._evaluate(shard, batch_shape, write=write) / self.num_data
+            except slots.StopRequestedError as asked:
+                if asked.wish != slots.REFUSED:
+                    raise
+                raise share(self.communicator, refused, asked.worker) from refused
 
     def refresh(self) -> None:
         """Compute q(v) at the present parameters from the entries of the last training evaluation. A collective."""
@@ -172,6 +189,15 @@ class CollapsedELBO(gpytorch.mlls.MarginalLogLikelihood):  # type: ignore[misc]
                 raise InputError("Inputs that need a gradient are for one process. Got them with more workers.")
         checks.precision(points.dtype)
         return EntryShard(inputs, y, v, output.factors, self.chunk_size, points.device, points.dtype)
+
+    def _nothing(self) -> tuple[EntryShard, torch.Size]:
+        """No entries, and the batch shape of the model."""
+        points, factors = self.strategy.inducing_points, getattr(self.model, "factors", None)
+        factors = factors if isinstance(factors, LatentFactors) else None
+        width = points.size(-1) if factors is None else len(factors.shape)
+        inputs = torch.zeros(0, width, dtype=points.dtype if factors is None else torch.long)
+        shard = EntryShard(inputs, torch.zeros(0), None, factors, self.chunk_size, points.device, points.dtype)
+        return shard, self.strategy.defer(inputs, factors).batch_shape
 
     def _evaluate(self, shard: EntryShard, batch_shape: torch.Size, *, write: bool) -> Tensor:
         """The bound, undivided, with its terms kept in ``self.terms``; q(v) is written if ``write``."""

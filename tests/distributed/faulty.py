@@ -1,5 +1,6 @@
-"""Run by horovodrun: workers that sum without end, until one of them does what the first argument says."""
+"""Run by horovodrun: workers that sum without end, until a file is there and one of them does what the first argument says."""
 
+import os
 import sys
 import time
 
@@ -7,13 +8,13 @@ import torch
 
 from gptf_gpytorch.distributed.communicator import HorovodCommunicator
 
-fault = sys.argv[1]
+fault, go = sys.argv[1:]
 communicator = HorovodCommunicator(timeout=3.0)
 for step in range(10**6):
     communicator.sum(torch.ones(3, dtype=torch.float64))
     if step == 3 and communicator.rank == 0:
         print("under way", flush=True)
-    if step == 50 and communicator.rank == 1:
+    if communicator.rank == 1 and os.path.exists(go):
         if fault == "hang":
             time.sleep(600)
         elif fault == "other":

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -18,6 +19,11 @@ import torch
 HERE = Path(__file__).parent
 HOROVODRUN = Path(sys.executable).with_name("horovodrun")
 GPTF = Path(sys.executable).with_name("gptf")
+#: All of them are this machine: names of hosts do not depend on the case.
+NAMES = [
+    "".join(letter.upper() if bits >> place & 1 else letter for place, letter in enumerate("localhost"))
+    for bits in range(2**9)
+]
 
 
 class Job:
@@ -54,15 +60,19 @@ class Job:
         """The process of a worker: the last one that was told its rank."""
         return max(pid for pid, env in self.processes().items() if env.get("HOROVOD_RANK") == str(rank))
 
+    def worker_on(self, host: str) -> int:
+        """The process of the worker on a host."""
+        return max(pid for pid, env in self.processes().items() if env.get("HOROVOD_HOSTNAME") == host)
+
     def text(self) -> str:
         self.log.flush()
         return Path(f"/proc/self/fd/{self.log.fileno()}").read_text()
 
-    def wait_for(self, words: str, seconds: float = 60.0) -> None:
+    def wait_for(self, words: str, seconds: float = 120.0) -> None:
         end = time.monotonic() + seconds
         while words not in self.text():
-            assert self.launcher.poll() is None, self.text()
-            assert time.monotonic() < end, self.text()
+            if self.launcher.poll() is not None or time.monotonic() > end:
+                raise AssertionError(f"{words!r} must come within {seconds:g} s. Got:\n{self.end()}")
             time.sleep(0.05)
 
     def finish(self, code: int = 0, seconds: float = 90.0, patience: float = 2.0) -> str:
@@ -77,13 +87,56 @@ class Job:
                 time.sleep(0.05)
             assert not left, f"left behind: {list(left)}\n{self.text()}"
         finally:
-            for pid in self.processes():
-                os.kill(pid, signal.SIGKILL)
-            self.launcher.wait(10)
-            text = self.text()
-            self.log.close()
+            text = self.end()
         assert found == code, text
         return text
+
+    def end(self) -> str:
+        """Kill what is left of the job; its output."""
+        for pid in self.processes():
+            os.kill(pid, signal.SIGKILL)
+        self.launcher.wait(10)
+        text = self.text()
+        self.log.close()
+        return text
+
+
+class ElasticJob(Job):
+    """An elastic job of up to ``size`` workers on hosts that are all this machine, each under a name of its own.
+
+    A death makes ``horovodrun`` avoid its host from then on, so every worker needs a host that is called otherwise.
+
+    :param folder: for the list of hosts.
+    """
+
+    def __init__(self, folder: Path, size: int, *command: object, **options: Any) -> None:
+        self._hosts, self._names = folder / "hosts", iter(NAMES)
+        self.offer(size)
+        script = folder / "discover.sh"
+        script.write_text(f"#!/bin/sh\ncat {shlex.quote(str(self._hosts))}\n")
+        script.chmod(0o755)
+        flags = ["--min-np", 1, "--max-np", size, "--network-interfaces", "lo", "--host-discovery-script", script]
+        flags += ["--gloo-timeout-seconds", 120]  # a newcomer may start slowly
+        super().__init__(size, *flags, *command, **options)
+
+    def offer(self, count: int = 1) -> str:
+        """Let more hosts be found; the name of the last one."""
+        names = [next(self._names) for _ in range(count)]
+        self._list([*self._listed(), *names])
+        return names[-1]
+
+    def withdraw(self, host: str) -> None:
+        """Let a host be found no more."""
+        self._list([name for name in self._listed() if name != host])
+
+    def _listed(self) -> list[str]:
+        lines = self._hosts.read_text().splitlines() if self._hosts.exists() else []
+        return [line.removesuffix(":1") for line in lines]
+
+    def _list(self, names: list[str]) -> None:
+        draft = self._hosts.with_suffix(".new")
+        draft.write_text("".join(f"{name}:1\n" for name in names))
+        draft.rename(self._hosts)
 
 
 def results(text: str) -> dict[int, Any]:

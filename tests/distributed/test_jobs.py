@@ -101,6 +101,27 @@ def test_an_error_on_one_worker_is_the_same_on_all(reports: dict[int, dict[str, 
     assert reports[1][name] == reports[0][name]
 
 
+@pytest.fixture(scope="module")
+def faulty(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[float, str]]:
+    """How long each job took to end after its fault, and what it said: all at once, because mostly they wait."""
+    go = tmp_path_factory.mktemp("faults") / "go"
+    jobs = {fault: Job(2, sys.executable, HERE / "faulty.py", fault, go) for fault in ("hang", "stop", "other", "kill")}
+    for job in jobs.values():
+        job.wait_for("under way")
+    stopped, killed = jobs["stop"].worker(1), jobs["kill"].worker(1)
+    began, seconds = time.monotonic(), {}
+    go.touch()
+    os.kill(stopped, signal.SIGSTOP)
+    os.kill(killed, signal.SIGKILL)
+    while len(seconds) < len(jobs) and time.monotonic() < began + 30.0:
+        for fault, job in jobs.items():
+            if job.launcher.poll() is not None:
+                seconds.setdefault(fault, time.monotonic() - began)
+        time.sleep(0.05)
+    texts = {fault: job.finish(code=1, seconds=1.0) for fault, job in jobs.items()}
+    return {fault: (seconds[fault], text) for fault, text in texts.items()}
+
+
 @pytest.mark.parametrize(
     ("fault", "message"),
     [
@@ -109,27 +130,37 @@ def test_an_error_on_one_worker_is_the_same_on_all(reports: dict[int, dict[str, 
         ("other", r"worker 1 \(process \d+ on .*\) called another one, a broadcast of 7 torch.float32 from worker 1"),
     ],
 )
-def test_a_worker_that_does_not_come_ends_the_job(fault: str, message: str) -> None:
-    job = Job(2, sys.executable, HERE / "faulty.py", fault)
-    job.wait_for("under way")
-    if fault == "stop":
-        os.kill(job.worker(1), signal.SIGSTOP)
-    began = time.monotonic()
-    text = job.finish(code=1, seconds=20)
-    assert time.monotonic() - began < 3.0 + 5.0 + 1.5, "timeout, five seconds, and the steps before"
+def test_a_worker_that_does_not_come_ends_the_job(
+    faulty: dict[str, tuple[float, str]], fault: str, message: str
+) -> None:
+    seconds, text = faulty[fault]
+    assert seconds < 3.0 + 5.0 + 0.5, "timeout, five seconds, and the steps before"
     found = errors(text)
     assert set(found) == ({0} if fault == "stop" else {0, 1}), text
     for rank in found:
         assert re.search(message, found[rank]), text
 
 
-def test_a_worker_that_is_killed_ends_the_job() -> None:
-    job = Job(2, sys.executable, HERE / "faulty.py", "kill")
-    job.wait_for("under way")
-    began = time.monotonic()
-    os.kill(job.worker(1), signal.SIGKILL)
-    text = job.finish(code=1, seconds=20)
-    assert time.monotonic() - began < 8.0, text
+def test_a_worker_that_is_killed_ends_the_job(faulty: dict[str, tuple[float, str]]) -> None:
+    seconds, text = faulty["kill"]
+    assert seconds < 8.0, text
+
+
+LEAVES = """
+import sys, time
+from gptf_gpytorch.distributed import current
+workers = current(timeout=30)
+if workers.rank == 0:
+    time.sleep(2)
+    print("saved", flush=True)
+workers.close()
+sys.exit(3)
+"""
+
+
+def test_no_worker_leaves_before_worker_0_has_written() -> None:
+    """horovodrun ends all workers as soon as one has left with an error."""
+    assert "[0]<stdout>:saved" in Job(2, sys.executable, "-c", LEAVES).finish(code=1)
 
 
 @pytest.mark.parametrize("target", ["worker", "horovodrun"])

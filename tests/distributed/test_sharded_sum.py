@@ -73,6 +73,32 @@ def test_every_worker_passing_everything_is_an_error_on_all(gaussian: Small) -> 
         assert f"num_data must be the number of entries of all workers, {N}. Got {2 * N} entries" in message
 
 
+@pytest.mark.parametrize("bad", ["values", "too few values", "another model's output"])
+def test_what_one_worker_breaks_is_an_error_on_all(either: Small, bad: str) -> None:
+    def job(comm: ThreadCommunicator) -> tuple[str, int]:
+        model, likelihood = deepcopy(either.model), deepcopy(either.likelihood)
+        mll = CollapsedELBO(likelihood, model, N, comm)
+        rows = list(SPLITS["equal"][comm.rank])
+        output, y = model(either.indices[rows]), either.y[rows]
+        if comm.rank == 1 and bad == "values":
+            y = y.index_fill(0, torch.tensor([7]), float("nan"))
+        elif comm.rank == 1 and bad == "too few values":
+            y = y[:-1]
+        elif comm.rank == 1:
+            output = deepcopy(either.model)(either.indices[rows])
+        with pytest.raises(InputError) as caught:
+            mll(output, y)
+        collectives = len(comm.lengths)
+        # The workers are still in step.
+        mll(model(either.indices[rows]), either.y[rows]).backward()
+        return str(caught.value), collectives
+
+    found = Workers(2).run(job)
+    assert found[0] == found[1]
+    assert found[0][0].startswith("Worker 1: ")
+    assert found[0][1] == 1, "one sum"
+
+
 def test_a_stale_posterior_with_several_workers_is_not_refreshed_behind_their_backs(gaussian: Small) -> None:
     def job(comm: ThreadCommunicator) -> Tensor:
         model, likelihood = deepcopy(gaussian.model), deepcopy(gaussian.likelihood)

@@ -214,3 +214,16 @@ def test_a_full_disk_leaves_the_previous_checkpoint(tmp_path: Path) -> None:
         kept.save(3, tensors(3), {"step": 3, "text": "ä"})
     finally:
         subprocess.run(["umount", disk], check=True)
+
+
+def test_a_job_knows_a_folder_that_another_of_its_workers_held(tmp_path: Path) -> None:
+    for job, taken_over in (
+        ("one", False),
+        ("one", True),
+        ("other", False),
+        ("", False),
+        ("", False),
+        ("other", False),
+    ):
+        with Checkpoints(tmp_path).lock(job) as found:
+            assert found == taken_over

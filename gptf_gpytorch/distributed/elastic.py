@@ -1,0 +1,121 @@
+"""Workers that may leave and come while the others go on: what ``horovodrun --host-discovery-script`` starts."""
+
+import os
+import socket
+import threading
+from contextlib import suppress
+from typing import Any
+
+import torch
+
+from gptf_gpytorch.distributed.communicator import HorovodCommunicator, host_notifications
+from gptf_gpytorch.distributed.watchdog import TIMEOUT, Watchdog
+from gptf_gpytorch.errors import InputError, WorkerError
+
+_COMMAND = "horovodrun -np 2 --min-np 1 --max-np 4 --host-discovery-script ./discover.sh gptf train ... --elastic"
+
+
+class WorkersChangedError(WorkerError):
+    """A worker is gone, or newcomers wait: the workers that are here must :meth:`~ElasticCommunicator.renew`."""
+
+
+class ElasticCommunicator(HorovodCommunicator):
+    """The workers of an elastic job. Its collectives raise :class:`WorkersChangedError` where others would end the job.
+
+    :func:`~gptf_gpytorch.fit` does all that follows: with such a communicator it commits after every step, goes on with
+    the workers that are left, and takes newcomers in. A newcomer runs the script from its first line, so there must be
+    no collective of your own before ``fit``.
+
+    :param timeout: seconds that a collective may wait for a worker; then that worker is removed.
+
+    Example::
+
+        communicator = ElasticCommunicator()  # in a script that horovodrun started with --host-discovery-script
+        fit(entries, config, communicator=communicator, output="runs/clicks")
+        communicator.close()
+
+    """
+
+    elastic = True
+
+    def __init__(self, timeout: float = TIMEOUT) -> None:
+        if os.environ.get("HOROVOD_ELASTIC") != "1":
+            raise InputError(f"Elastic training must be started by an elastic horovodrun: {_COMMAND}. Got none.")
+        self._news = threading.Event()
+        self._links: set[tuple[str, str]] = set()
+        super().__init__(timeout)
+        notifications = host_notifications()
+        notifications.init()
+        notifications.register_listener(self)
+
+    @property
+    def job(self) -> str:
+        """What tells this job from others."""
+        return f"{self._rendezvous.host}:{self._rendezvous.port}"
+
+    def on_hosts_updated(self, *_: Any) -> None:
+        """Called by Horovod, in a thread of its own, on worker 0."""
+        self._news.set()
+
+    def commit(self) -> None:
+        """All workers have come to this point: what they keep of it in memory, every one of them has. A collective.
+
+        The moment in which newcomers are taken in.
+        """
+        if bool(self.sum(torch.tensor([float(self._news.is_set())]))):
+            raise WorkersChangedError("The hosts of the job have changed.")
+
+    def renew(self) -> None:
+        """Meet again, those who are left and newcomers: rank and size may be others afterwards.
+
+        Horovod ends this process if its host was taken out of the job, or if a worker dies before all have met: what must
+        not be lost should be on the disk.
+        """
+        self._watchdog.stop()
+        # Before the workers meet: who is announced later than that is not among them.
+        self._news.clear()
+        self._hvd.shutdown()
+        self._join()
+
+    def _join(self) -> None:
+        before = _sockets()
+        super()._join()
+        self._links = set(_sockets().items() - before.items())
+
+    def _watch(self) -> Watchdog:
+        return Watchdog(self._rendezvous, self._rank, self._size, self._timeout, cut=self._cut)
+
+    def _broken(self, error: RuntimeError) -> WorkerError:
+        self._cut()
+        self._watchdog.report_broken()
+        return WorkersChangedError("A worker is gone.")
+
+    def _cut(self) -> None:
+        """Close the connections to the others.
+
+        Horovod keeps them open until the workers meet again, and one that waits for another's part in a broken collective
+        would sit out gloo's timeout before it came to that meeting.
+        """
+        for number, name in self._links:
+            with suppress(OSError):
+                if os.readlink(f"/proc/self/fd/{number}") == name:
+                    with socket.socket(fileno=os.dup(int(number))) as end:
+                        end.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Leave the job, when all workers that are still in it have come to this point."""
+        try:
+            super().close()
+        except WorkersChangedError:
+            self._watchdog.stop()
+            self._hvd.shutdown()
+
+
+def _sockets() -> dict[str, str]:
+    """The numbers and names of this process's open sockets; none where the system does not say."""
+    found = {}
+    with suppress(FileNotFoundError):
+        for number in os.listdir("/proc/self/fd"):
+            with suppress(OSError):
+                found[number] = os.readlink(f"/proc/self/fd/{number}")
+    return {number: name for number, name in found.items() if name.startswith("socket:")}
