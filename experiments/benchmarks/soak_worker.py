@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from gptf_gpytorch import cli
+from gptf_gpytorch.commands import train
 from gptf_gpytorch.distributed.elastic import ElasticCommunicator
 from gptf_gpytorch.training import checkpoints, commits
 from gptf_gpytorch.training.objective import BoundObjective
@@ -100,7 +101,7 @@ now: Now
 
 if __name__ == "__main__":
     sys.argv[1:2] = []
-    cli.ElasticCommunicator = Observed  # type: ignore[misc]
+    train.ElasticCommunicator = Observed  # type: ignore[misc]
     commits.Commits.keep = keep  # type: ignore[method-assign]
     observe(BoundObjective, "__call__", "map")
     observe(CollapsedELBO, "_solve", "lambda")

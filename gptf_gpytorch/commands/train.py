@@ -4,8 +4,8 @@ import os
 import shlex
 import shutil
 import sys
-from functools import partial
 import warnings
+from functools import partial
 from pathlib import Path
 from typing import Any
 
