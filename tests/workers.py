@@ -11,16 +11,21 @@ from gptf_gpytorch import Communicator
 
 
 class Workers:
-    """Workers that are threads of this process, with a real barrier: each waits for all the others' tensors."""
+    """Workers that are threads of this process, with a real barrier: each waits for all the others' tensors.
+
+    Between two collectives one after the other has its turn: GPyTorch switches settings of the whole process while it
+    evaluates a kernel, and two threads that do so at once may leave them switched.
+    """
 
     def __init__(self, size: int) -> None:
         self.size, self.slots = size, [torch.empty(0)] * size
-        self.barrier = threading.Barrier(size, timeout=60)
+        self.barrier, self.turn = threading.Barrier(size, timeout=60), threading.Lock()
 
     def run(self, job: Callable[["ThreadCommunicator"], object]) -> list:
         def guarded(communicator: ThreadCommunicator) -> object:
             try:
-                return job(communicator)
+                with self.turn:
+                    return job(communicator)
             except BaseException:
                 self.barrier.abort()
                 raise
@@ -50,7 +55,14 @@ class ThreadCommunicator(Communicator):
 
     def _exchange(self, tensor: Tensor) -> list[Tensor]:
         self.workers.slots[self._rank] = tensor.clone()
-        self.workers.barrier.wait()
+        self._meet()
         found = list(self.workers.slots)
-        self.workers.barrier.wait()
+        self._meet()
         return found
+
+    def _meet(self) -> None:
+        self.workers.turn.release()
+        try:
+            self.workers.barrier.wait()
+        finally:
+            self.workers.turn.acquire()

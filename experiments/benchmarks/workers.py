@@ -46,6 +46,11 @@ def main(entries: int, inducing: int, rounds: int, as_worker: Path | None) -> No
         "threads a worker": 1,
         "median seconds": {str(workers): value for workers, value in seconds.items()},
         "two workers are faster by": seconds[1] / seconds[2],
+        # What the machine itself gives: matrix products of two workers at a time, against one worker's.
+        "two products at a time are faster by": 2.0
+        * statistics.median(run["product"] for run in runs[1])
+        / statistics.median(run["product"] for run in runs[2]),
+        "HOROVOD_CYCLE_TIME": os.environ.get("HOROVOD_CYCLE_TIME"),
         "seconds of an evaluation without entries": min(run["small"] for run in runs[1]),
         "collectives of two workers, share of an evaluation": statistics.median(run["share"] for run in runs[2]),
         "collectives an evaluation": runs[2][0]["collectives"],
@@ -124,6 +129,8 @@ def _work(entries: int, inducing: int, report: Path) -> None:
         run = common.evaluation(mll, indices, y)
         seconds = common.interleave({"run": run}, 5)["run"]
         found[name] = statistics.median(seconds)
+    seconds = common.interleave({"run": common.gemm()}, 15)["run"]  # all workers at once, since they have just met
+    found["product"] = statistics.median(seconds)
     parameters = sum(parameter.numel() for parameter in mll.model.parameters())
     found |= {"parameters": parameters, "evaluations": 2 * 6 + 1, "lengths": _lengths(communicator, run)}
     found["latency"] = {}

@@ -146,7 +146,7 @@ def test_workers_that_stop_or_are_taken_out_leave_and_the_last_one_answers_a_sig
     job.withdraw(first)
     job.wait_for("Workers that go on: 1;")
     job.launcher.terminate()
-    text = job.finish(code=1)
+    text = job.finish(code=None)  # horovodrun's own, for it was the one that was told to end
     assert re.search(r"Note: .* worker 1 \(process \d+ on .*\) does not answer: .* The others go on\.", text), text
     assert "has been removed from elastic job" in text
     assert re.search(r"Resume: horovodrun -np 3 \S*gptf train .* --resume", text), text
