@@ -106,8 +106,7 @@ class IdColumn:
         known = [] if self.distinct is None else [self.distinct]
         encoded = pa.chunked_array([*known, *blocks]).dictionary_encode()
         self.distinct = encoded.chunk(0).dictionary
-        kind = np.uint16 if len(self.distinct) <= 2**16 else np.int32  # Arrow's own memory is used again
-        return [unboxed(block.indices).astype(kind, copy=False) for block in encoded.chunks[len(known) :]]
+        return [unboxed(block.indices) for block in encoded.chunks[len(known) :]]
 
     def _cast(self, ids: pa.Array) -> pa.Array:
         try:

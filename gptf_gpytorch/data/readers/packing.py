@@ -195,6 +195,9 @@ def _places(found: Array, parts: list[Array], turn: int = 0) -> list[Array]:
     slots, members = (found * odd) >> shift, np.arange(len(found), dtype=np.int32)
     table = np.zeros(1 << (64 - int(shift)), dtype=np.int32)
     table[slots] = members
+    lost = np.flatnonzero(table[slots] != members)
+    shared = slots[lost]
+    table[shared] = -1 - table[shared]  # a word with a slot of its own need not be compared: there is no other
 
     ends = np.cumsum([len(part) for part in parts])
     places = np.split(np.empty(ends[-1], dtype=np.int32), ends[:-1])
@@ -206,13 +209,15 @@ def _places(found: Array, parts: list[Array], turn: int = 0) -> list[Array]:
             for start in range(0, len(words), 2**15):  # so that what is between fits into a cache
                 part, place = words[start : start + 2**15], into[start : start + 2**15]
                 np.take(table, (part * odd) >> shift, out=place, mode="clip")
-                wrong = np.flatnonzero(found[place] != part)
+                doubtful = np.flatnonzero(place < 0)
+                guesses = -1 - place[doubtful]
+                place[doubtful] = guesses
+                wrong = doubtful[found[guesses] != part[doubtful]]
                 missed.append((part[wrong], place, wrong))
         return missed
 
     missed = [one for some in threads.everywhere(guess, sum(map(len, parts))) for one in some if len(one[0])]
     if missed:
-        lost = np.flatnonzero(table[slots] != members)
         again = _places(found[lost], [words for words, _, _ in missed], turn + 1)
         for (_, place, wrong), right in zip(missed, again, strict=True):
             place[wrong] = lost[right]
