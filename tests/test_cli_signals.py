@@ -35,7 +35,10 @@ def test_while_data_is_read(tmp_path: Path, number: int, code: int) -> None:
             pipe.flush()
             began = time.monotonic()
             process.send_signal(number)
-            process.wait(30)
+            try:
+                process.wait(30)
+            finally:
+                process.kill()
         text = process.stderr.read()
     assert time.monotonic() - began < 10
     assert process.returncode == code, text

@@ -1,6 +1,8 @@
 """What all commands share: how an error becomes one line and an exit code."""
 
+import os
 import signal
+import sys
 import warnings
 from typing import Any
 
@@ -31,12 +33,18 @@ class Group(click.Group):
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command that was named."""
-        with StopRequest(at_once=True).listening() as stop:
+
+        def leave(number: int) -> None:
+            _say_stopped(ctx, "Stopped at once.")
+            sys.stdout.flush()
+            # Not an ordinary end, which waits for threads that may be in the middle of a file, or of a pipe.
+            os._exit(128 + number)
+
+        with StopRequest(at_once=leave).listening() as stop:
             try:
                 return self._invoke(ctx)
             except KeyboardInterrupt:  # there was nothing to save, or a second Ctrl-C did not wait for it
-                _say_stopped(ctx, "Stopped at once.")
-                ctx.exit(128 + (stop.signal or signal.SIGINT))
+                leave(stop.signal or signal.SIGINT)
 
     def _invoke(self, ctx: click.Context) -> Any:
         try:

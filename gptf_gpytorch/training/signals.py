@@ -1,22 +1,25 @@
 """Ctrl-C and SIGTERM: a request that a run answers between two evaluations of the bound, or the end at once."""
 
 import signal
+import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
 _TAKEN = (signal.SIGINT, signal.SIGTERM)
+_PATIENCE = 3.0  # seconds for cleaning up
 
 
 class StopRequest:
     """Whether someone asked to stop, and how.
 
-    :param at_once: whether a signal raises KeyboardInterrupt where it arrives, instead of waiting to be looked at.
+    :param at_once: if given, a signal raises KeyboardInterrupt where it arrives, instead of waiting to be looked at; this is
+        called with it where cleaning up then takes too long, as in a library that waits for the end of a pipe.
     """
 
-    def __init__(self, *, at_once: bool = False) -> None:
+    def __init__(self, *, at_once: Callable[[int], None] | None = None) -> None:
         self.at_once = at_once
         self.signal: int | None = None
 
@@ -26,6 +29,12 @@ class StopRequest:
         if self.at_once or (again and number == signal.SIGINT):  # the second Ctrl-C does not wait
             for taken in _TAKEN:
                 signal.signal(taken, signal.SIG_DFL)  # the next one not even for what is being cleaned up
+            if self.at_once:
+                last = threading.Timer(_PATIENCE, self.at_once, [self.signal])
+                last.daemon = True
+                last.start()
+                # Where it arrives in a callback, Python would print and forget it; the timer does not.
+                sys.unraisablehook = lambda _: None
             raise KeyboardInterrupt
 
     @contextmanager
