@@ -2,8 +2,8 @@
 
 import os
 import signal
-import sys
 import warnings
+from functools import cache
 from typing import Any
 
 import click
@@ -33,10 +33,10 @@ class Group(click.Group):
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command that was named."""
+        say_once = cache(lambda: _say_stopped(ctx, "Stopped at once."))
 
         def leave(number: int) -> None:
-            _say_stopped(ctx, "Stopped at once.")
-            sys.stdout.flush()
+            say_once()
             # Not an ordinary end, which waits for threads that may be in the middle of a file, or of a pipe.
             os._exit(128 + number)
 
@@ -44,7 +44,8 @@ class Group(click.Group):
             try:
                 return self._invoke(ctx)
             except KeyboardInterrupt:  # there was nothing to save, or a second Ctrl-C did not wait for it
-                leave(stop.signal or signal.SIGINT)
+                say_once()
+                ctx.exit(128 + (stop.signal or signal.SIGINT))
 
     def _invoke(self, ctx: click.Context) -> Any:
         try:
