@@ -9,6 +9,7 @@ PYTHON_BIN := $(VENV)/bin/python
 PIP := $(PYTHON_BIN) -m pip
 INSTALLED := $(VENV)/.installed
 HOROVOD := $(VENV)/.horovod
+PEERS := $(VENV)/.peers
 # The environment must be this clone's own, whatever else is active or set.
 unexport VIRTUAL_ENV PYTHONPATH PYTHONHOME PIP_REQUIRE_VIRTUALENV
 
@@ -41,7 +42,7 @@ horovod: $(HOROVOD) ## build (once, into the user cache), install and prove Horo
 	$(VENV)/bin/horovodrun -np 2 --gloo $(PYTHON_BIN) tests/distributed/allreduce.py
 
 .PHONY: bench
-bench: $(INSTALLED) $(HOROVOD) ## time the bound against its peers and the GEMM floor; writes experiments/results
+bench: $(INSTALLED) $(HOROVOD) $(PEERS) ## time the bound against its peers and the GEMM floor; writes experiments/results
 	$(PYTHON_BIN) experiments/benchmarks/evaluation.py
 	$(PYTHON_BIN) experiments/benchmarks/prediction.py
 	$(PYTHON_BIN) experiments/benchmarks/training.py
@@ -87,4 +88,8 @@ $(HOROVOD): $(INSTALLED) gptf_gpytorch/distributed/build_horovod.py
 	else \
 	    echo "Horovod needs Python 3.11: its tests will be skipped. PYTHON=python3.11 make clean test runs them."; \
 	fi
+	touch $@
+
+$(PEERS): $(INSTALLED)
+	$(PIP) install --quiet --constraint constraints.txt --no-build-isolation --editable '.[all,peers]'
 	touch $@
