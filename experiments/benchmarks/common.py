@@ -87,7 +87,8 @@ def interleave(
 ) -> dict[str, list[float]]:
     """Seconds of each subject, one after the other in every round, after one round that does not count.
 
-    :param quick: subjects that take so little time that in every round each has several turns.
+    :param quick: subjects that take so little time that in every round each has several turns, and is timed the second
+        time it runs in each, as in training: cores that were idle begin slowly.
     :param times: as many.
     :param rest: seconds before each: the threads of some libraries spin, and their memory is freed, for a while after they
         have returned, which would be charged to whoever comes next.
@@ -97,6 +98,8 @@ def interleave(
         order = [*subjects, *(name for _ in range(times - 1) for name in subjects if name in quick)]
         for name in order:
             time.sleep(rest)
+            if name in quick:
+                subjects[name]()
             started = time.perf_counter()
             subjects[name]()
             if turn:

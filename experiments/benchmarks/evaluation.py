@@ -106,11 +106,14 @@ def _moving(mll: Any, indices: torch.Tensor, y: torch.Tensor) -> Any:
     """A probit evaluation after a small step, as in training: lambda has to be found again, from the last one."""
     run = common.evaluation(mll, indices, y)
     generator = torch.Generator().manual_seed(0)
+    tables = list(mll.model.factors.weights)
+    steps = [1e-3 * torch.randn(table.shape, generator=generator, dtype=table.dtype) for table in tables]
 
     def moved() -> None:
         with torch.no_grad():
-            for table in mll.model.factors.weights:
-                table.add_(1e-3 * torch.randn(table.shape, generator=generator, dtype=table.dtype))
+            for table, step in zip(tables, steps, strict=True):
+                table.add_(step)
+                step.neg_()  # there and back again: many small steps would lead far away
         run()
 
     return moved
