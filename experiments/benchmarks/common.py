@@ -73,33 +73,35 @@ def gemm() -> Callable[[], None]:
 
 def floor(n: int, p: int, gemm_seconds: float) -> float:
     """The absolute floor of one Gaussian evaluation: 4 p^2 N + 8 p D N flops at the measured peak."""
-    peak = 2.0 * 1500**3 / gemm_seconds
-    return (4.0 * p * p * n + 8.0 * p * len(SHAPE) * RANK * n) / peak
+    return (4.0 * p * p * n + 8.0 * p * len(SHAPE) * RANK * n) / peak(gemm_seconds)
+
+
+def peak(gemm_seconds: float) -> float:
+    """Floating point operations a second, from the seconds of :func:`gemm`."""
+    return 2.0 * 1500**3 / gemm_seconds
 
 
 def interleave(
     subjects: dict[str, Callable[[], object]],
     rounds: int,
     *,
-    rest: float = 0.0,
     quick: Collection[str] = (),
     times: int = 1,
 ) -> dict[str, list[float]]:
     """Seconds of each subject, one after the other in every round, after one round that does not count.
 
-    :param quick: subjects that take so little time that in every round each has several turns, and is timed the second
-        time it runs in each, as in training: cores that were idle begin slowly.
+    Each is run twice and timed the second time, as in training, where an evaluation follows another: cores that were
+    idle begin slowly, and the threads of some libraries spin, and their memory is freed, for a while after they have
+    returned, which would be charged to whoever comes next.
+
+    :param quick: subjects that take so little time that in every round each has several turns.
     :param times: as many.
-    :param rest: seconds before each: the threads of some libraries spin, and their memory is freed, for a while after they
-        have returned, which would be charged to whoever comes next.
     """
     seconds: dict[str, list[float]] = {name: [] for name in subjects}
     for turn in range(rounds + 1):
         order = [*subjects, *(name for _ in range(times - 1) for name in subjects if name in quick)]
         for name in order:
-            time.sleep(rest)
-            if name in quick:
-                subjects[name]()
+            subjects[name]()
             started = time.perf_counter()
             subjects[name]()
             if turn:

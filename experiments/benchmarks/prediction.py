@@ -28,17 +28,18 @@ def main(entries: int, inducing: int, chunk: int, rounds: int) -> None:
                 q = svgp(part)
                 _ = q.mean, q.variance
 
-    seconds = common.medians(
-        common.interleave(
-            {"ours": lambda: marginals(mll.model, indices, chunk_size=chunk), "GPyTorch SVGP": stock}, rounds
-        )
-    )
+    subjects = {"ours": lambda: marginals(mll.model, indices, chunk_size=chunk), "GPyTorch SVGP": stock}
+    seconds = common.medians(common.interleave({**subjects, "GEMM": common.gemm()}, rounds))
+    # One product with p x p for the features, and the distances.
+    operations = (2.0 * inducing**2 + 2.0 * inducing * len(common.SHAPE) * common.RANK) * entries
+    floor = operations / common.peak(seconds["GEMM"])
     result = {
         "entries": entries,
         "inducing": inducing,
         "chunk": chunk,
         "median seconds": seconds,
-        "entries a second": {name: entries / value for name, value in seconds.items()},
+        "entries a second": {name: entries / seconds[name] for name in subjects},
+        "times the floor": {name: seconds[name] / floor for name in subjects},
         "faster by": seconds["GPyTorch SVGP"] / seconds["ours"],
     }
     click.echo(result)

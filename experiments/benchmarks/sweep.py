@@ -10,6 +10,7 @@ from typing import Any
 
 import click
 import common
+import peers
 
 INDUCING, RANKS = (25, 50, 100, 200, 400), (1, 3, 5, 8, 10)
 DBLP = {"shape": (10_000, 200, 10_000), "entries": 310_370}
@@ -28,6 +29,9 @@ def main(entries: int, rounds: int) -> None:
         cells, values = common.entries(DBLP["entries"], binary=binary, shape=DBLP["shape"])
         mll = common.problem(cells, values, 100, binary=binary, shape=DBLP["shape"])
         subjects[f"DBLP size, {'probit' if binary else 'gaussian'}"] = common.evaluation(mll, cells, values)
+    for p in (INDUCING[0], 100):  # what grows with p: the peers are slow enough at 100
+        for name, peer in peers.TORCH.items():
+            subjects[f"{name}, p = {p}"] = peer(points[f"p = {p}"], indices, y)
     subjects["GEMM"] = common.gemm()
     seconds = common.medians(common.interleave(subjects, rounds))
     result: dict[str, Any] = {

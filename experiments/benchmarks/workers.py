@@ -24,7 +24,7 @@ import torch
 
 from gptf_gpytorch.distributed.communicator import Communicator, current
 
-SMALL = 20_000  # entries at which what does not depend on them is seen
+SMALL = 1_000  # entries at which what does not depend on them is seen
 
 
 @click.command(help=__doc__)
@@ -43,6 +43,7 @@ def main(entries: int, inducing: int, rounds: int, as_worker: Path | None) -> No
     result = {
         "entries": entries,
         "inducing": inducing,
+        "dimensions": len(common.SHAPE) * common.RANK,
         "parameters": two["parameters"],
         "rounds": rounds,
         "threads a worker": 1,
@@ -51,9 +52,11 @@ def main(entries: int, inducing: int, rounds: int, as_worker: Path | None) -> No
         "two workers are faster by": _ratio(two["alone"], two["together"]),
         "fastest against fastest": min(two["alone"]) / min(two["together"]),
         "two products at a time are faster by": 2.0 * _ratio(two["product alone"], two["product together"]),
-        "seconds of an evaluation without entries": min(two["small"]),
+        "few entries": SMALL,
+        "median seconds of few entries": statistics.median(two["small"]),
         "collectives of two workers, share of an evaluation": watched["share"],
         "collectives an evaluation": watched["collectives"],
+        "microseconds of a collective, without waiting for it": 1e6 * watched["span"],
         "allreduce microseconds": {"2": two["latency"], "4": four["latency"]},
         "cycle milliseconds": two["cycle"],
     }
@@ -80,7 +83,9 @@ def _job(workers: int, entries: int, inducing: int, rounds: int, *, timeline: bo
     mine = [spans[name] for name in spans if any(f"sum of {length} " in name for length in found["lengths"])]
     evaluations = 2 * len(found["together"]) + 1  # of each round one is timed; the last is to see what is summed
     found["collectives"] = sum(len(calls) for calls in mine) / evaluations
-    found["share"] = sum(sum(calls) for calls in mine) / (statistics.median(found["together"]) * evaluations)
+    spans_of_mine = [call for calls in mine for call in calls]
+    found["share"] = sum(spans_of_mine) / (statistics.median(found["together"]) * evaluations)
+    found["span"] = statistics.median(spans_of_mine) if timeline else None
     return found
 
 

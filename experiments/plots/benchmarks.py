@@ -11,7 +11,7 @@ from typing import Any
 import click
 import matplotlib as mpl
 import numpy as np
-from cost_model import NETWORKS, PROBLEMS, CostModel
+from cost_model import NETWORKS, PROBLEMS, CostModel, Problem
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -168,15 +168,16 @@ def workers(result: dict[str, Any]) -> Figure:
     """What was measured on one and two workers, and what the cost model says of many."""
     model, measured = CostModel.of(result), {int(count): value for count, value in result["median seconds"].items()}
     counts = 2 ** np.arange(11)
-    panels = {f"{result['entries']:,} entries": (result["entries"], result["parameters"]), **PROBLEMS}
+    here = Problem(result["entries"], result["parameters"], result["dimensions"])
+    panels = {f"{result['entries']:,} entries": here, **PROBLEMS}
     figure = Figure(figsize=(9.6, 3.5), layout="constrained")
     for axes, (name, problem) in zip(figure.subplots(1, len(panels)), panels.items(), strict=True):
-        alone = model.seconds(1, *problem, NETWORKS[0])
+        alone = model.seconds(1, problem, NETWORKS[0])
         axes.loglog(counts, alone / counts, ":", color=PEER, label="perfect")
         for gbit, colour, line in zip(NETWORKS, (FLOOR, OURS), ("-", "--"), strict=True):
-            seconds = [model.seconds(int(count), *problem, gbit) for count in counts]
+            seconds = [model.seconds(int(count), problem, gbit) for count in counts]
             axes.loglog(counts, seconds, line, color=colour, label=f"model, {gbit} Gbit/s")
-        if problem[0] == result["entries"]:
+        if problem is here:
             axes.loglog(list(measured), list(measured.values()), "o", color="#222222", label="measured")
         axes.set_xticks([1, 8, 64, 1024], ["1", "8", "64", "1024"])
         axes.xaxis.set_minor_locator(mpl.ticker.NullLocator())
