@@ -37,6 +37,14 @@ format: $(INSTALLED) ## let ruff rewrite the code
 demo: $(INSTALLED) ## train on a real tensor, compare with CP, and say what to type next
 	$(PYTHON_BIN) experiments/demo.py
 
+.PHONY: demo-horovod
+demo-horovod: $(INSTALLED) $(HOROVOD) ## the same with two workers under horovodrun
+	$(VENV)/bin/horovodrun -np 2 --gloo $(PYTHON_BIN) experiments/demo.py --output runs/demo-horovod
+
+.PHONY: ui
+ui: $(INSTALLED) ## show the runs in a browser, at http://127.0.0.1:5000
+	$(VENV)/bin/mlflow ui --backend-store-uri "$${MLFLOW_TRACKING_URI:-sqlite:///mlflow.db}" --host 127.0.0.1 --port 5000
+
 .PHONY: horovod
 horovod: $(HOROVOD) ## build (once, into the user cache), install and prove Horovod with two workers
 	$(VENV)/bin/horovodrun -np 2 --gloo $(PYTHON_BIN) tests/distributed/allreduce.py

@@ -217,8 +217,8 @@ class _Run:
             if self.stop.signal is not None:
                 self.tracker.note("asked to stop when all steps were taken: the model is finished")
         timings = {**measure.seconds, "total": sum(measure.seconds.values())}
-        result = Result(fitted, reason, progress.history, progress.seconds, timings)
-        self.tracker.finish(result.summary)
+        result = Result(fitted, reason, progress.history, progress.seconds, timings, held_out)
+        self.tracker.finish(result)
         return result
 
     def _trained(
@@ -298,6 +298,7 @@ class _Run:
                 together(self.communicator, lambda: self._save(mll, optimizer, None))
             raise InterruptedRunError("Stopped by a signal while starts were compared.", stopped.signal) from None
         best = bounds.index(max(bounds))
+        self.tracker.compared([{"seed": config.seed + place, "bound": bound} for place, bound in enumerate(bounds)])
         self.tracker.note(
             f"of {config.restarts} starts, seed {config.seed + best} has the best bound, {bounds[best]:.6g}"
         )
@@ -361,5 +362,6 @@ class _Run:
             "digest": self.digest,
             "workers": self.communicator.size,
             "output": None if self.output is None else str(self.output),
-            "resumed": self.resume,
+            # Whether what was said of this run before is about the same steps.
+            "resumed": self.resume or bool(self._change),
         }

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from gptf_gpytorch.data.entries import TensorEntries
 from gptf_gpytorch.training.history import History
 from gptf_gpytorch.training.saved import FittedModel
 
@@ -18,6 +19,7 @@ class Result:
     seconds: float  # of training, those before an interruption included
     #: Seconds of this call: data, start, steps, held_out (their likelihood at every step), finish, saving; and total.
     timings: Mapping[str, float]
+    held_out: TensorEntries | None = None  # of the training set
 
     @property
     def model(self) -> Any:
