@@ -21,8 +21,9 @@ from gptf_gpytorch.tracking.journal import Journal
 from gptf_gpytorch.tracking.tracker import Tracker
 from gptf_gpytorch.version import __version__
 
-# Seconds that the end of a run waits for a server which answers; one that does not is not waited for.
-_PATIENCE = 120.0
+# Seconds that the end of a run waits for a server that answers, and one that was stopped; after them what is left is sent
+# by the process that sends, which stays.
+_PATIENCE, _STOPPED = 20.0, 3.0
 _PACKAGES = ("gptf_gpytorch", "torch", "gpytorch", "linear_operator", "numpy", "horovod", "mlflow")
 
 
@@ -196,17 +197,17 @@ class MLflowTracker(Tracker):
 
     def fail(self, reason: str) -> None:
         """Say why the run has ended."""
-        self.close("KILLED" if reason.startswith("InterruptedRunError") else "FAILED", reason)
+        self.close("KILLED" if reason.startswith("InterruptedRunError") else "FAILED", reason, _STOPPED)
 
-    def close(self, status: str = "FINISHED", reason: str = "") -> None:
-        """End the run, and wait for what a server that answers has still to hear."""
+    def close(self, status: str, reason: str, patience: float = _PATIENCE) -> None:
+        """End the run, and wait a while for what a server that answers has still to hear."""
         if self._journal is None or self._sender is None:
             return
         self.journal.append("end", status=None if self._lent else status, tags={"gptf.reason": reason[:5000]})
         sender, self._sender = self._sender, None
         sender.stdin.close()  # type: ignore[union-attr]
         try:
-            sender.wait(_PATIENCE)
+            sender.wait(patience)
         except subprocess.TimeoutExpired:  # it goes on by itself
             return
         if self._temporary is not None and not self.journal.waiting:
