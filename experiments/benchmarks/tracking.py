@@ -55,7 +55,13 @@ def main(entries: int, iterations: int, rounds: int) -> None:
     click.echo(f"{medians}\nslower by {ratios}")
     common.write(
         "tracking",
-        {"entries": entries, "iterations": iterations, "rounds": rounds, "median seconds": medians, "slower by": ratios},
+        {
+            "entries": entries,
+            "iterations": iterations,
+            "rounds": rounds,
+            "median seconds": medians,
+            "slower by": ratios,
+        },
     )
 
 

@@ -42,6 +42,8 @@ def reproduce(run: str, output: Path, data: Path | None, quiet: bool) -> None:
     value = logged.reading.get("value") or "value"
     result = fit(entries, config, tracker=None if quiet else ProgressPrinter(), output=output, value_name=value)
     same = logged.bound is not None and math.isclose(result.bound, logged.bound, rel_tol=_TOLERANCE)
-    click.echo(f"bound of an entry: {result.bound!r}, logged {logged.bound!r}: {'the same' if same else 'not the same'}")
+    click.echo(
+        f"bound of an entry: {result.bound!r}, logged {logged.bound!r}: {'the same' if same else 'not the same'}"
+    )
     if not same:
         raise click.exceptions.Exit(1)

@@ -66,7 +66,9 @@ def sweep(
             name = ",".join(f"{axis}={_shown(getattr(config, axis))}" for axis in _SWEPT)
             trackers: list[Tracker] = [] if quiet else [ProgressPrinter()]
             if parent is not None:
-                trackers.append(MLflowTracker(tracking.experiment, name=name, source=data, reading=reading, parent=parent))
+                trackers.append(
+                    MLflowTracker(tracking.experiment, name=name, source=data, reading=reading, parent=parent)
+                )
             fitted = _fitted(entries, config, output / name, trackers, value)
             rows.append({axis: _shown(getattr(config, axis)) for axis in _SWEPT} | _numbers(fitted))
     except BaseException as error:

@@ -43,7 +43,9 @@ def flags(command: Callable[..., Any]) -> Callable[..., Any]:
     """The flags that say where a run is logged, as one argument ``tracking``."""
 
     @functools.wraps(command)
-    def call(*args: Any, track: str, experiment: Any, run_name: Any, register: Any, system_metrics: bool, **rest: Any) -> Any:
+    def call(
+        *args: Any, track: str, experiment: Any, run_name: Any, register: Any, system_metrics: bool, **rest: Any
+    ) -> Any:
         return command(*args, tracking=Tracking(track, experiment, run_name, register, system_metrics), **rest)
 
     found: Callable[..., Any] = call

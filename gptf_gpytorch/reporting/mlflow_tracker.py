@@ -257,7 +257,9 @@ class MLflowTracker(Tracker):
         folder = self.journal.folder / "run"
         folder.mkdir()
         (folder / "config.json").write_text(json.dumps(run["config"], indent=1) + "\n")
-        found = sorted({f"{found.name}=={found.version}" for found in importlib.metadata.distributions()}, key=str.lower)
+        found = sorted(
+            {f"{found.name}=={found.version}" for found in importlib.metadata.distributions()}, key=str.lower
+        )
         (folder / "environment.txt").write_text("\n".join([f"# Python {platform.python_version()}", *found]) + "\n")
         self.journal.append("files", path="run", to=None)
 

@@ -70,7 +70,9 @@ def logged(server: Server, csv: Path, tmp_path_factory: pytest.TempPathFactory) 
     from mlflow.tracking import MlflowClient
 
     output = tmp_path_factory.mktemp("runs") / "run"
-    tracker = MLflowTracker("first", name="a run", source=csv, tags={"team": "ads"}, register="served", alias="champion")
+    tracker = MLflowTracker(
+        "first", name="a run", source=csv, tags={"team": "ads"}, register="served", alias="champion"
+    )
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(os.environ, "MLFLOW_TRACKING_URI", server.uri)
         result = fit(read(csv), rank=2, inducing=15, max_iterations=6, restarts=2, tracker=tracker, output=output)

@@ -68,9 +68,7 @@ def test_figures_config_and_environment_are_artifacts(logged: Any) -> None:
 
 def test_starts_are_nested_runs(logged: Any) -> None:
     run = logged.run
-    children = logged.client.search_runs(
-        [run.info.experiment_id], f"tags.`mlflow.parentRunId` = '{run.info.run_id}'"
-    )
+    children = logged.client.search_runs([run.info.experiment_id], f"tags.`mlflow.parentRunId` = '{run.info.run_id}'")
     assert sorted(child.data.params["seed"] for child in children) == ["0", "1"]
     assert all(child.info.status == "FINISHED" and "bound" in child.data.metrics for child in children)
 

@@ -68,7 +68,9 @@ def test_another_host_name_is_refused(team: Server) -> None:
     assert post(team, {"Host": "evil.example.com"}) == 403
 
 
-@pytest.mark.parametrize("missing", ["MLFLOW_AUTH_CONFIG_PATH", "MLFLOW_SERVER_ALLOWED_HOSTS", "MLFLOW_BACKEND_STORE_URI"])
+@pytest.mark.parametrize(
+    "missing", ["MLFLOW_AUTH_CONFIG_PATH", "MLFLOW_SERVER_ALLOWED_HOSTS", "MLFLOW_BACKEND_STORE_URI"]
+)
 def test_every_setting_must_be_there(tmp_path: Path, missing: str) -> None:
     environment = {**os.environ, **settings(tmp_path, "sqlite://")}
     del environment[missing]
@@ -76,7 +78,9 @@ def test_every_setting_must_be_there(tmp_path: Path, missing: str) -> None:
     assert (done.returncode, done.stderr) == (2, f"team-server.sh: {missing} must be set. Got nothing.\n")
 
 
-@pytest.mark.parametrize(("password", "rule"), [("", "must be set"), ("password1234", "must not be the one that MLflow")])
+@pytest.mark.parametrize(
+    ("password", "rule"), [("", "must be set"), ("password1234", "must not be the one that MLflow")]
+)
 def test_the_password_must_be_the_teams_own(tmp_path: Path, password: str, rule: str) -> None:
     environment = {**os.environ, **settings(tmp_path, "sqlite://", password)}
     done = subprocess.run([SCRIPT], env=environment, capture_output=True, text=True)

@@ -73,7 +73,9 @@ def test_the_charts_are_there(browser: Any, page: str) -> None:
 
 def test_the_figures_are_there(browser: Any, page: str) -> None:
     browser.get(f"{page}/artifacts/figures/predicted.png")
-    image = until(browser, lambda browser: browser.find_elements("css selector", "img[src^='blob:'], img[src*='predicted']"))
+    image = until(
+        browser, lambda browser: browser.find_elements("css selector", "img[src^='blob:'], img[src*='predicted']")
+    )
     width = until(browser, lambda browser: browser.execute_script("return arguments[0].naturalWidth", image[0]))
     assert width > 300
     shot(browser, "figure")
@@ -89,5 +91,3 @@ def test_the_picture_in_the_readme_is_committed() -> None:
     text = (ROOT / "README.md").read_text()
     assert "docs/ui.png" in text
     assert (ROOT / "docs" / "ui.png").stat().st_size < 500_000
-
-
