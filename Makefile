@@ -20,6 +20,7 @@ help: ## show these lines
 .PHONY: test
 test: check $(HOROVOD) ## run everything: lint, types, all tests, Horovod's real workers included
 	bash .ci/need.sh ip sshd || echo "The tests of several hosts will be skipped."
+	bash .ci/need.sh chromium chromedriver || echo "The tests of MLflow's UI will be skipped."
 	$(PYTHON_BIN) -m pytest $(PYTEST_ARGS)
 
 .PHONY: check

@@ -15,7 +15,7 @@ import common
 from gptf_gpytorch import MLflowTracker, TensorEntries, fit
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "reporting"))
-from servers import free_port, running, tracking_server  # noqa: E402
+from servers import free_port, running, tracking_server
 
 
 @click.command(help=__doc__)

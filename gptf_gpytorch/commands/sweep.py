@@ -60,7 +60,7 @@ def sweep(
     if parent is not None:
         swept = {name: ", ".join(dict.fromkeys(_shown(getattr(c, name)) for c in configs)) for name in _SWEPT}
         parent.begin(output, {f"swept_{name}": values for name, values in swept.items()})
-    rows = []
+    rows: list[dict[str, Any]] = []
     try:
         for config in configs:
             name = ",".join(f"{axis}={_shown(getattr(config, axis))}" for axis in _SWEPT)

@@ -6,6 +6,8 @@ import json
 import math
 import os
 import platform
+import shlex
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -24,6 +26,7 @@ from gptf_gpytorch.version import __version__
 # Seconds that the end of a run waits for a server that answers, and one that was stopped; after them what is left is sent
 # by the process that sends, which stays.
 _PATIENCE, _STOPPED = 20.0, 3.0
+_SENDING: list[subprocess.Popen[bytes]] = []  # those that were left to go on by themselves
 _PACKAGES = ("gptf_gpytorch", "torch", "gpytorch", "linear_operator", "numpy", "horovod", "mlflow")
 
 
@@ -78,8 +81,9 @@ class MLflowTracker(Tracker):
         self.register = None if register is None else {"name": register, "alias": alias}
         self._journal: Journal | None = None
         self._sender: subprocess.Popen[bytes] | None = None
-        self._output: Path | None = None
-        self._temporary: tempfile.TemporaryDirectory[str] | None = None
+        self._home: Path | None = None
+        self._temporary = False  # whether what is there goes when it was sent
+        self.run_id: str | None = None  # MLflow's, when it is known
         self._last = 0  # the last step that the journal holds
         self._lent: str | None = None
 
@@ -92,10 +96,8 @@ class MLflowTracker(Tracker):
 
     def start(self, run: Mapping[str, Any]) -> None:
         """Open the journal, or the one of the run that goes on, and begin to send it."""
-        self._output = None if run["output"] is None else Path(run["output"])
-        if self._output is None:
-            self._temporary = tempfile.TemporaryDirectory(prefix="gptf-mlflow-")
-        home = self._output or Path(self._temporary.name)  # type: ignore[union-attr]
+        self._temporary = run["output"] is None
+        self._home = home = Path(run["output"] or tempfile.mkdtemp(prefix="gptf-mlflow-"))
         earlier = Journal.all(home)
         tags = self._tags(run)
         if run["resumed"] and earlier:
@@ -110,7 +112,7 @@ class MLflowTracker(Tracker):
 
     def begin(self, output: Path, params: Mapping[str, Any]) -> None:
         """Begin a run that is only the parent of others."""
-        self._output = output
+        self._home = output
         self._begin(Journal.new(output), params, self.tags, None)
         self._send([])
 
@@ -209,9 +211,10 @@ class MLflowTracker(Tracker):
         try:
             sender.wait(patience)
         except subprocess.TimeoutExpired:  # it goes on by itself
-            return
-        if self._temporary is not None and not self.journal.waiting:
-            self._temporary.cleanup()
+            _SENDING.append(sender)
+        self.run_id = self.journal.sent["run_id"]
+        if self._temporary and not self.journal.waiting:
+            shutil.rmtree(self._home or "", ignore_errors=True)
 
     @property
     def trouble(self) -> str | None:
@@ -219,10 +222,10 @@ class MLflowTracker(Tracker):
         waiting = self.journal.waiting
         if not waiting:
             return None
-        why = self.journal.sent["trouble"] or "the tracking server has not answered yet"
-        if self._output is None:
-            return f"MLflow has not got {waiting} records of this run: {why}"
-        return f"MLflow has not got {waiting} records of this run: {why} Later: gptf sync {self._output}"
+        why = (self.journal.sent["trouble"] or "the tracking server has not answered yet").rstrip(".")
+        return (
+            f"MLflow has not got {waiting} records of this run: {why}. Later: gptf sync {shlex.quote(str(self._home))}"
+        )
 
     def _tags(self, run: Mapping[str, Any]) -> dict[str, str]:
         shape = " x ".join(str(size) for size in run["modes"].values())
@@ -237,7 +240,7 @@ class MLflowTracker(Tracker):
             "likelihood": run["config"]["likelihood"],
             "shape": shape,
             "modes": ", ".join(run["modes"]),
-            **({"output": str(self._output.resolve())} if self._output else {}),
+            **({} if self._temporary or self._home is None else {"output": str(self._home.resolve())}),
             **self.tags,
         }
 
@@ -264,14 +267,12 @@ class MLflowTracker(Tracker):
         self.journal.append("files", path="run", to=None)
 
     def _write_model(self, fitted: Any) -> None:
-        if self._output is None:
-            fitted.save(self.journal.folder / "model")
-            path = "model"
-        else:
-            path = os.path.relpath(self._output / "model", self.journal.folder)
+        model = (self._home or Path()) / "model"
+        if self._temporary:
+            fitted.save(model)
         self.journal.append(
             "model",
-            path=path,
+            path=os.path.relpath(model, self.journal.folder),
             code=str(served.CODE),
             signature=served.signature(fitted),
             example=served.example(fitted),

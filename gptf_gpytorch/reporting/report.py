@@ -22,7 +22,7 @@ def scores(result: Result) -> dict[str, float]:
     if result.held_out is None:
         return {}
     found = evaluate(result.fitted, result.held_out)
-    return {f"held_out_{name}": number for name, number in found.items() if number == number}  # noqa: PLR0124
+    return {f"held_out_{name}": number for name, number in found.items() if number == number}
 
 
 def draw(result: Result, folder: Path) -> None:

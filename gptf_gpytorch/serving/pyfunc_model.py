@@ -6,13 +6,13 @@ Nothing imports it; :mod:`gptf_gpytorch.serving.served` says what it answers.
 from typing import Any
 
 from mlflow.models import set_model
-from mlflow.pyfunc import PythonModel
+from mlflow.pyfunc.model import PythonModel
 
 from gptf_gpytorch.serving.served import answer
 from gptf_gpytorch.training.saved import FittedModel
 
 
-class ServedModel(PythonModel):  # type: ignore[misc]
+class ServedModel(PythonModel):
     """Predictions in the user's own ids."""
 
     def load_context(self, context: Any) -> None:

@@ -4,23 +4,20 @@ import json
 from pathlib import Path
 from typing import Any
 
-from gptf_gpytorch.errors import InputError
+from gptf_gpytorch.data.vocabulary import UnseenPolicy
 from gptf_gpytorch.serving.tables import predict_table
 from gptf_gpytorch.training.saved import FittedModel
-from gptf_gpytorch.wording import option
 
 #: The code that MLflow keeps with a model.
 CODE = Path(__file__).with_name("pyfunc_model.py")
 _DEFAULTS = {"unseen": ("string", "error"), "interval": ("double", 0.95)}
 
 
-def answer(fitted: FittedModel, rows: Any, unseen: str = "error", interval: float = 0.95) -> Any:
+def answer(fitted: FittedModel, rows: Any, unseen: UnseenPolicy = "error", interval: float = 0.95) -> Any:
     """What ``gptf predict`` would write for the rows, as a pandas table.
 
     :param rows: a pandas table with the model's modes; indices count from 0 where a mode has no ids.
     """
-    if unseen not in ("error", "prior"):
-        raise InputError(f"{option('unseen')} must be error or prior. Got {unseen!r}.")
     return predict_table(fitted, rows, unseen=unseen, interval=interval).to_pandas()
 
 

@@ -228,7 +228,12 @@ def main() -> None:
     mlflow_store.bound_requests()
     *before, journal = (Journal(Path(folder)) for folder in sys.argv[1:])
     over = threading.Event()
-    threading.Thread(target=lambda: (sys.stdin.read(), over.set()), daemon=True).start()
+
+    def wait_for_the_end() -> None:
+        sys.stdin.read()
+        over.set()
+
+    threading.Thread(target=wait_for_the_end, daemon=True).start()
     sender, pause, trouble = Sender(journal), _PAUSE, None
     while not over.wait(pause):
         trouble = attempt(journal, sender)

@@ -66,8 +66,8 @@ def test_the_overview_has_params_tags_and_the_data_set(browser: Any, page: str) 
 
 def test_the_charts_are_there(browser: Any, page: str) -> None:
     browser.get(f"{page}/model-metrics")
-    until(browser, shows("bound", "gradient_norm"))
-    until(browser, lambda browser: browser.find_elements("css selector", "svg.main-svg, canvas"))
+    until(browser, shows("a run (bound)", "Step"))
+    until(browser, lambda browser: browser.find_elements("css selector", "svg.main-svg"))
     shot(browser, "charts")
 
 
