@@ -21,6 +21,3 @@ def main(ctx: click.Context, debug: bool) -> None:
 
 for command in (train, evaluate, predict, recommend, explain, inspect, doctor):
     main.add_command(command)
-
-if __name__ == "__main__":
-    main()
