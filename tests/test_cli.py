@@ -204,6 +204,23 @@ def test_every_option_that_a_message_names_is_a_flag() -> None:
     assert {as_flag(name) for name in named} <= flags
 
 
+def test_a_mode_without_ids_is_said_to_be_counted_from_0(data: Path, tmp_path: Path) -> None:
+    rows = [f"{i} {j} {(i * j) % 7}" for i in range(1, 9) for j in range(1, 8)]
+    (tmp_path / "data.tns").write_text("\n".join(rows) + "\n")
+    gptf("train", tmp_path / "data.tns", *QUICK, "--output", tmp_path / "run", "--quiet")
+    for command in (["recommend", "--given", "mode_0=7", "--mode", "mode_1"], ["explain", "--near", "mode_1=6"]):
+        done = CliRunner().invoke(main, [command[0], str(tmp_path / "run"), *command[1:], "--json"])
+        assert done.exit_code == 0, done.stderr
+        assert "Indices from 0 (a tns file counts from 1): mode_" in done.stderr
+        assert json.loads(done.stdout)
+
+
+def test_every_command_has_an_example_with_flags_that_it_has() -> None:
+    for name, command in main.commands.items():
+        [example] = re.findall(rf"Example: gptf {name}(.*)", command.help)
+        assert set(re.findall(r"--[a-z-]+", example)) <= {flag for param in command.params for flag in param.opts}
+
+
 def test_explain_and_inspect(runs: Path) -> None:
     found = json.loads(gptf("explain", runs / "ratings", "--near", "item=i3", "--top", "4", "--json").stdout)
     assert sum(found["relevance"].values()) == pytest.approx(1.0)
