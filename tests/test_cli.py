@@ -150,6 +150,7 @@ def test_recommend_ranks_and_leaves_out_what_was_seen(data: Path, runs: Path) ->
     assert "probability" in gptf("recommend", runs / "clicks", *given).stdout
 
 
+@pytest.mark.filterwarnings("default::gptf_gpytorch.ApproximationWarning")
 def test_recommend_averages_over_the_modes_that_are_left_open(
     data: Path, runs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
