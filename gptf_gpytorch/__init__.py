@@ -21,6 +21,7 @@ optimisers, checkpoints); ``serving`` (predictions, recommendations, new entitie
 from gptf_gpytorch.data import TensorEntries, Vocabulary, read
 from gptf_gpytorch.distributed.communicator import Communicator, HorovodCommunicator, SingleProcess
 from gptf_gpytorch.errors import (
+    ApproximationWarning,
     CheckpointError,
     CholeskyError,
     DataError,
@@ -56,6 +57,7 @@ from gptf_gpytorch.version import __version__
 
 __all__ = [
     "GPTF",
+    "ApproximationWarning",
     "CheckpointError",
     "CholeskyError",
     "CollapsedELBO",

@@ -24,6 +24,3 @@ def main(ctx: click.Context, debug: bool) -> None:
 
 for command in (train, sweep, evaluate, predict, recommend, explain, inspect, sync, reproduce, doctor):
     main.add_command(command)
-
-if __name__ == "__main__":
-    main()

@@ -56,6 +56,10 @@ class PrecisionWarning(UserWarning):
     """The bound is computed in less than double precision."""
 
 
+class ApproximationWarning(UserWarning):
+    """An answer is approximate, because the exact one would take too long."""
+
+
 class LambdaWarning(UserWarning):
     """The variational parameter of the probit bound was not solved to its tolerance."""
 

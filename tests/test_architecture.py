@@ -83,6 +83,7 @@ ORDER = [
     "training.state",
     "training.checkpoints",
     "training.commits",
+    "training.store",
     "training.saved",
     "training.result",
     "training.loop",

@@ -38,11 +38,12 @@ class Result:
 
     @property
     def summary(self) -> dict[str, Any]:
-        """The final numbers."""
+        """The final numbers; the bound and the likelihood of the held-out entries are those of the state that was kept."""
+        kept = self.history.kept
         return {
             "bound": float(sum(self.fitted.mll.terms.values())) / self.fitted.mll.num_data,
             "steps": self.history.steps[-1].iteration if self.history.steps else 0,
             "seconds": self.seconds,
             "reason": self.reason,
-            "held_out": max((s.held_out for s in self.history.steps if s.held_out is not None), default=None),
+            "held_out": None if kept is None else kept.held_out,
         }
