@@ -110,15 +110,13 @@ def _fitted(
 
 
 def _numbers(fitted: FittedModel) -> dict[str, float]:
-    """What came of a run: the best of its held-out scores, the bound there, and how long it took."""
-    steps = fitted.history.steps if fitted.history else []
-    best = max(steps, key=lambda step: step.score(1))
-    return {
-        "held_out": best.score(1),
-        "bound": best.bound,
-        "steps": steps[-1].iteration,
-        "seconds": steps[-1].seconds,
-    }
+    """What came of a run: the state that was kept, and how long it took."""
+    history = fitted.history
+    if history is None or history.kept is None or history.kept.held_out is None:
+        raise InputError("A sweep compares runs that held entries out. Got one that did not.")
+    last = history.steps[-1]
+    kept = history.kept
+    return {"held_out": kept.held_out, "bound": kept.bound, "steps": last.iteration, "seconds": last.seconds}
 
 
 def _shown(value: Any) -> str:

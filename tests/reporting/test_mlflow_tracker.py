@@ -259,3 +259,35 @@ def test_a_sweep_is_a_table_and_nested_runs(server: Server, client: Any, csv: Pa
     assert parent.data.metrics["best_held_out"] == pytest.approx(rows[0]["held_out"])
     again = subprocess.run(command, capture_output=True, text=True)
     assert json.loads(again.stdout) == rows  # and nothing was trained again
+
+
+@pytest.mark.skipif(not tool("horovodrun").exists(), reason="Horovod is not installed")
+def test_of_two_workers_one_speaks(client: Any, csv: Path, tmp_path: Path) -> None:
+    command = [tool("horovodrun"), "-np", "2", "--gloo", tool("gptf"), "train", csv, "--output", tmp_path / "run"]
+    command += ["--rank", "2", "--inducing", "10", "--max-iterations", "3", "--track", "mlflow", "--experiment", "two"]
+    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (journal,) = Journal.all(tmp_path / "run")
+    for _ in range(600):
+        if not journal.waiting:
+            break
+        time.sleep(0.1)
+    (run,) = client.search_runs([client.get_experiment_by_name("two").experiment_id])
+    assert (run.info.status, run.data.tags["workers"]) == ("FINISHED", "2")
+    assert [step for step, _ in steps_of(client, run.info.run_id, "bound")] == [1, 2, 3]
+
+
+def test_system_metrics_come_on_request(client: Any, monkeypatch: Any) -> None:
+    monkeypatch.setenv("MLFLOW_SYSTEM_METRICS_SAMPLING_INTERVAL", "0.2")
+
+    class Waits(Tracker):
+        def step(self, record: Any) -> None:
+            patience = time.monotonic() + 60
+            while record["iteration"] == 3 and not tracker.journal.sent["start"] and time.monotonic() < patience:
+                time.sleep(0.2)
+            time.sleep(1.0 if record["iteration"] == 3 else 0.0)
+
+    tracker = MLflowTracker(system_metrics=True)
+    fit(make_entries(200), **{**SMALL, "max_iterations": 3}, tracker=[tracker, Waits()])
+    metrics = client.get_run(run_of(tracker)).data.metrics
+    assert any(name.startswith("system/") for name in metrics)

@@ -1,8 +1,11 @@
 """The server for a team, as documented: it refuses to start without secrets of its own, and writes without a password."""
 
+import base64
 import os
 import shutil
 import subprocess
+import tempfile
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -13,14 +16,16 @@ from servers import ROOT, Server, free_port, running
 
 pytest.importorskip("flask_wtf", reason="basic authentication needs mlflow[auth]: pip install -e '.[mlflow]'")
 
+PASSWORD = "correct horse battery staple"  # noqa: S105
 SCRIPT = ROOT / "mlflow" / "team-server.sh"
 
 
-def settings(folder: Path, store: str, password: str = "correct horse battery staple") -> dict[str, str]:  # noqa: S107
+def settings(folder: Path, store: str, password: str | None = None) -> dict[str, str]:
     config, secret = folder / "basic_auth.ini", folder / "secret"
     config.write_text(
         "[mlflow]\ndefault_permission = READ\n"
-        f"database_uri = sqlite:///{folder / 'auth.db'}\nadmin_username = admin\nadmin_password = {password}\n"
+        f"database_uri = sqlite:///{folder / 'auth.db'}\nadmin_username = admin\n"
+        f"admin_password = {PASSWORD if password is None else password}\n"
     )
     secret.write_text("a secret of this test")
     config.chmod(0o600)
@@ -58,9 +63,7 @@ def test_a_write_without_a_password_is_refused(team: Server) -> None:
 
 
 def test_a_write_with_the_password_is_taken(team: Server) -> None:
-    import base64
-
-    word = base64.b64encode(b"admin:correct horse battery staple").decode()
+    word = base64.b64encode(f"admin:{PASSWORD}".encode()).decode()
     assert post(team, {"Authorization": f"Basic {word}"}) == 200
 
 
@@ -96,6 +99,54 @@ def test_a_secret_that_others_can_read_is_refused(tmp_path: Path) -> None:
     assert "must be its owner's alone" in done.stderr
 
 
-@pytest.mark.skipif(not shutil.which("psql"), reason="PostgreSQL is not installed")
-def test_runs_are_kept_in_postgresql(tmp_path: Path) -> None:
-    pytest.importorskip("psycopg2", reason="PostgreSQL needs psycopg2-binary")
+BINARIES = sorted(Path("/usr/lib/postgresql").glob("*/bin"))
+
+
+@pytest.fixture(scope="module")
+def postgresql() -> Iterator[str]:
+    """The address of a database server of this test's own, which does not run as root."""
+    if not BINARIES or (os.getuid() == 0 and not shutil.which("runuser")):
+        pytest.skip("PostgreSQL is not installed")
+    pytest.importorskip("psycopg2", reason="PostgreSQL needs psycopg2-binary: pip install -e '.[dev]'")
+    folder, port = Path(tempfile.mkdtemp(prefix="gptf-postgresql-")), free_port()
+    somebody = ["runuser", "-u", "nobody", "--"] if os.getuid() == 0 else []
+    if somebody:
+        shutil.chown(folder, "nobody")
+    data = folder / "data"
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "cwd": folder}
+    initdb = [*somebody, BINARIES[-1] / "initdb", "-D", data, "-U", "mlflow", "--auth=trust"]
+    subprocess.run(initdb, check=True, **quiet)
+    command = [*somebody, BINARIES[-1] / "postgres", "-D", data, "-k", folder, "-h", "127.0.0.1", "-p", str(port)]
+    server = subprocess.Popen(command, **quiet)
+    try:
+        import psycopg2
+
+        for _ in range(100):
+            try:
+                psycopg2.connect(host="127.0.0.1", port=port, user="mlflow", dbname="postgres").close()
+                break
+            except psycopg2.OperationalError:
+                time.sleep(0.2)
+        yield f"postgresql://mlflow@127.0.0.1:{port}/postgres"
+    finally:
+        server.terminate()
+        server.wait(30)
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def test_runs_are_kept_in_postgresql(postgresql: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from mlflow.tracking import MlflowClient
+    from small_tensor import make_entries
+
+    from gptf_gpytorch import MLflowTracker, fit
+
+    port = free_port()
+    team = Server([SCRIPT, "127.0.0.1", port], port, tmp_path / "log", settings(tmp_path, postgresql))
+    with running(team):
+        for name, value in {"URI": team.uri, "USERNAME": "admin", "PASSWORD": PASSWORD}.items():
+            monkeypatch.setenv(f"MLFLOW_TRACKING_{name}", value)
+        tracker = MLflowTracker()
+        fit(make_entries(200), rank=1, inducing=10, max_iterations=3, tracker=tracker)
+        assert tracker.trouble is None
+        run = MlflowClient(team.uri).get_run(str(tracker.run_id))
+        assert (run.info.status, run.data.metrics["final_steps"]) == ("FINISHED", 3.0)
