@@ -74,6 +74,7 @@ plots: $(INSTALLED) ## draw experiments/results/figures from the JSON that make 
 
 .PHONY: lock
 lock: $(INSTALLED) $(HOROVOD) ## write what the environment holds now to constraints.txt
+	if [ -e $(PEERS) ]; then echo "The peers of make bench are not pinned: make clean lock."; exit 1; fi
 	{ echo '# Everything that make and CI install. Written by `make lock`.'; \
 	  $(PIP) list --format=freeze --exclude-editable | sed 's/+[a-z0-9.]*$$//'; } > constraints.txt.new
 	mv constraints.txt.new constraints.txt
