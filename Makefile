@@ -20,6 +20,7 @@ help: ## show these lines
 .PHONY: test
 test: check $(HOROVOD) ## run everything: lint, types, all tests, Horovod's real workers included
 	bash .ci/need.sh ip sshd || echo "The tests of several hosts will be skipped."
+	bash .ci/need.sh chromium chromedriver || echo "The tests of MLflow's UI will be skipped."
 	$(PYTHON_BIN) -m pytest $(PYTEST_ARGS)
 
 .PHONY: check
@@ -36,6 +37,14 @@ format: $(INSTALLED) ## let ruff rewrite the code
 .PHONY: demo
 demo: $(INSTALLED) ## train on a real tensor, compare with CP, and say what to type next
 	$(PYTHON_BIN) experiments/demo.py
+
+.PHONY: demo-horovod
+demo-horovod: $(INSTALLED) $(HOROVOD) ## the same with two workers under horovodrun
+	$(VENV)/bin/horovodrun -np 2 --gloo $(PYTHON_BIN) experiments/demo.py --output runs/demo-horovod
+
+.PHONY: ui
+ui: $(INSTALLED) ## show the runs in a browser, at http://127.0.0.1:5000
+	$(VENV)/bin/mlflow ui --backend-store-uri "$${MLFLOW_TRACKING_URI:-sqlite:///mlflow.db}" --host 127.0.0.1 --port 5000
 
 .PHONY: horovod
 horovod: $(HOROVOD) ## build (once, into the user cache), install and prove Horovod with two workers
@@ -65,6 +74,7 @@ plots: $(INSTALLED) ## draw experiments/results/figures from the JSON that make 
 
 .PHONY: lock
 lock: $(INSTALLED) $(HOROVOD) ## write what the environment holds now to constraints.txt
+	if [ -e $(PEERS) ]; then echo "The peers of make bench are not pinned: make clean lock."; exit 1; fi
 	{ echo '# Everything that make and CI install. Written by `make lock`.'; \
 	  $(PIP) list --format=freeze --exclude-editable | sed 's/+[a-z0-9.]*$$//'; } > constraints.txt.new
 	mv constraints.txt.new constraints.txt

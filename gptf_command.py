@@ -14,3 +14,7 @@ def main() -> None:
         # Not an exception: an import that catches it may go on in a state that nobody foresaw.
         signal.signal(number, lambda number, frame: os._exit(128 + number))
     importlib.import_module("gptf_gpytorch.cli").main()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Make sure that system tools are there: .ci/need.sh TOOL ...  (TOOL: make, g++, python, python-headers, ip, sshd)
+# Make sure that system tools are there: .ci/need.sh TOOL ...  (TOOL: make, g++, python, python-headers, ip, sshd, chromium,
+# chromedriver)
 #
 # A missing one is named together with the Debian package that provides it; as root on Debian it is installed.
 # `python` also prints, as its last line, the interpreter to build the environment with: Python 3.11 if there is one
@@ -37,6 +38,7 @@ package_of() {
         python-headers) echo "python3-dev" ;;
         ip) echo "iproute2" ;;
         sshd) echo "openssh-server" ;;
+        chromedriver) echo "chromium-driver" ;;
         *) echo "$1" ;;
     esac
 }
@@ -46,6 +48,7 @@ rule_of() {
         python) echo "Python 3.11 or newer with its venv and ensurepip modules is needed" ;;
         python-headers) echo "the header Python.h is needed to build Horovod" ;;
         ip | sshd) echo "$1 is needed for the tests of several hosts" ;;
+        chromium | chromedriver) echo "$1 is needed for the tests of MLflow's UI" ;;
         *) echo "$1 is needed" ;;
     esac
 }

@@ -3,7 +3,8 @@
 The tensor is the COVID-19 serology data inside tensorly's wheel (samples x antigens x receptors, complete). A seeded tenth of
 the entries is held out; the model is compared with the training mean and with CP at the same rank, from tensorly.
 
-python experiments/demo.py [--output runs/demo] [--rank 3]
+python experiments/demo.py [--output runs/demo] [--rank 3] [--track none]
+horovodrun -np 2 python experiments/demo.py --output runs/demo-horovod
 """
 
 import csv
@@ -22,10 +23,11 @@ from tensorly.cp_tensor import cp_to_tensor
 from tensorly.decomposition import parafac
 
 from gptf_gpytorch.data import read
-from gptf_gpytorch.serving.explain import relevance
+from gptf_gpytorch.distributed.communicator import current
+from gptf_gpytorch.distributed.verdicts import together
+from gptf_gpytorch.reporting import report
+from gptf_gpytorch.reporting.mlflow_tracker import MLflowTracker
 from gptf_gpytorch.serving.metrics import evaluate
-from gptf_gpytorch.serving.predictions import predict
-from gptf_gpytorch.tracking.figures import bound_curve, predicted_against_observed, relevance_bars
 from gptf_gpytorch.training.fit import fit
 from gptf_gpytorch.training.progress import ProgressPrinter
 
@@ -37,27 +39,35 @@ MARK = ".gptf-demo"  # says that a folder is one of the demo's own
 @click.option("--output", default="runs/demo", show_default=True, type=click.Path(path_type=Path))
 @click.option("--rank", default=3, show_default=True)
 @click.option("--max-iterations", default=150, show_default=True)
-def main(output: Path, rank: int, max_iterations: int) -> None:
+@click.option("--track", type=click.Choice(["none", "mlflow"]), default="mlflow", show_default=True)
+def main(output: Path, rank: int, max_iterations: int, track: str) -> None:
     """Train, compare, draw, say what to type next."""
-    _clear(output)
+    workers = current()
+    together(workers, lambda: _clear(output) if workers.rank == 0 else None)
     bunch = tensorly.datasets.load_covid19_serology()
     tensor = np.asarray(bunch.tensor)
     held_out = np.random.default_rng(0).random(tensor.shape) < 0.1
     names = [[f"sample {number}" for number in range(len(tensor))], *(list(ticks) for ticks in bunch.ticks[1:])]
     for part, mask in (("train", ~held_out), ("test", held_out)):
-        _write(output / f"{part}.csv", tensor, mask, names)
+        path = output / f"{part}.csv"
+        together(workers, lambda path=path, mask=mask: _write(path, tensor, mask, names) if workers.rank == 0 else None)
     train = read(output / "train.csv")
     test = read(
         output / "test.csv", vocabularies=dict(zip(train.names, train.vocabularies, strict=True)), duplicates="error"
     )
+    logged = MLflowTracker(name="demo", source=output / "train.csv") if track == "mlflow" else None
     result = fit(
         train,
         rank=rank,
         inducing=100,
         max_iterations=max_iterations,
-        tracker=ProgressPrinter(),
+        communicator=workers,
+        tracker=[ProgressPrinter(), *([logged] if logged else [])],
         output=output / "run",
     )
+    workers.close()
+    if workers.rank:
+        return
     scores = {f"this model, rank {rank}": evaluate(result.fitted, test)}
     observed = tensor[~held_out]
     scores["training mean"] = _scores(tensor[held_out], np.full(held_out.sum(), observed.mean()), observed.std())
@@ -65,16 +75,8 @@ def main(output: Path, rank: int, max_iterations: int) -> None:
     residual = float(np.sqrt(np.mean((cp - tensor)[~held_out] ** 2)))
     scores[f"CP (tensorly), rank {rank}"] = _scores(tensor[held_out], cp[held_out], residual)
     figures = output / "figures"
-    figures.mkdir()
-    steps, found = result.history.steps, predict(result.fitted, test)
-    bound_curve(
-        [step.iteration for step in steps],
-        [step.bound for step in steps],
-        [step.held_out for step in steps],
-        figures / "bound.png",
-    )
-    predicted_against_observed(test.values, found.mean, found.lower, found.upper, figures / "predicted.png")
-    relevance_bars(relevance(result.fitted), figures / "relevance.png")
+    report.draw(result, figures)
+    report.draw_predictions(result.fitted, test, figures)
     table = Table("held-out tenth", "RMSE", "mean log predictive density")
     for name, score in scores.items():
         table.add_row(name, f"{score['rmse']:.3f}", f"{-score['nlpd']:.3f}")
@@ -83,6 +85,8 @@ def main(output: Path, rank: int, max_iterations: int) -> None:
     console.print(
         f"model:   {output / 'run' / 'model'}", f"figures: {figures}", sep="\n", highlight=False, soft_wrap=True
     )
+    if logged:
+        console.print(f"MLflow:  {logged.trouble or 'make ui shows the run'}", highlight=False, soft_wrap=True)
     command = os.path.relpath(Path(sys.executable).with_name("gptf"))
     console.print(f"next:    {command} explain {output / 'run'} --near receptors=IgG1", highlight=False, soft_wrap=True)
 

@@ -14,12 +14,14 @@ A tensor entry at (i_1, ..., i_K) is a Gaussian process function of the concaten
 Reading order is import order: ``errors``; ``distributed`` (workers, the differentiable sum over them); ``data``
 (entries, vocabularies, readers, sampling, splits); ``factors``, ``kernels``, ``likelihoods``; ``variational``
 (statistics, bounds, lambda, strategy, ELBO); ``models``; ``initialization``; ``tracking``; ``training`` (``fit``,
-optimisers, checkpoints); ``serving`` (predictions, recommendations, new entities); ``commands`` and ``cli``.
+optimisers, checkpoints); ``serving`` (predictions, recommendations, new entities);
+``reporting`` (figures, MLflow); ``commands`` and ``cli``.
 """
 
 from gptf_gpytorch.data import TensorEntries, Vocabulary, read
 from gptf_gpytorch.distributed.communicator import Communicator, HorovodCommunicator, SingleProcess
 from gptf_gpytorch.errors import (
+    ApproximationWarning,
     CheckpointError,
     CholeskyError,
     DataError,
@@ -33,6 +35,7 @@ from gptf_gpytorch.errors import (
     NumericalError,
     PrecisionWarning,
     StalePosteriorError,
+    TrackingError,
     WorkerError,
 )
 from gptf_gpytorch.factors import LatentFactors
@@ -40,6 +43,7 @@ from gptf_gpytorch.initialization import initialize, restart
 from gptf_gpytorch.kernels import FactorRBFKernel
 from gptf_gpytorch.likelihoods import ProbitLikelihood
 from gptf_gpytorch.models import GPTF, to_svgp
+from gptf_gpytorch.reporting.mlflow_tracker import MLflowTracker
 from gptf_gpytorch.tracking.tracker import Tracker
 from gptf_gpytorch.training.config import TrainConfig
 from gptf_gpytorch.training.fit import fit
@@ -53,6 +57,7 @@ from gptf_gpytorch.version import __version__
 
 __all__ = [
     "GPTF",
+    "ApproximationWarning",
     "CheckpointError",
     "CholeskyError",
     "CollapsedELBO",
@@ -72,6 +77,7 @@ __all__ = [
     "KernelPrior",
     "LambdaWarning",
     "LatentFactors",
+    "MLflowTracker",
     "Marginals",
     "NumericalError",
     "PrecisionWarning",
@@ -80,6 +86,7 @@ __all__ = [
     "StalePosteriorError",
     "TensorEntries",
     "Tracker",
+    "TrackingError",
     "TrainConfig",
     "Vocabulary",
     "WorkerError",

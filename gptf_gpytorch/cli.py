@@ -6,6 +6,9 @@ from gptf_gpytorch.commands.doctor import doctor
 from gptf_gpytorch.commands.explore import explain, inspect, recommend
 from gptf_gpytorch.commands.group import DEBUG, Group
 from gptf_gpytorch.commands.predict import evaluate, predict
+from gptf_gpytorch.commands.reproduce import reproduce
+from gptf_gpytorch.commands.sweep import sweep
+from gptf_gpytorch.commands.sync import sync
 from gptf_gpytorch.commands.train import train
 from gptf_gpytorch.version import __version__
 
@@ -19,8 +22,5 @@ def main(ctx: click.Context, debug: bool) -> None:
     ctx.obj = {}
 
 
-for command in (train, evaluate, predict, recommend, explain, inspect, doctor):
+for command in (train, sweep, evaluate, predict, recommend, explain, inspect, sync, reproduce, doctor):
     main.add_command(command)
-
-if __name__ == "__main__":
-    main()

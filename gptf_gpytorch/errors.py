@@ -40,6 +40,10 @@ class WorkerError(GPTFError, RuntimeError):
     """Another worker of the job is gone, or failed in a way that this package does not foresee."""
 
 
+class TrackingError(GPTFError, RuntimeError):
+    """A tracking server did not take what a run has to say; it is kept."""
+
+
 class DeferredPosteriorError(GPTFError, RuntimeError):
     """In training mode a model returns its inputs, not moments; `CollapsedELBO` turns them into a bound."""
 
@@ -50,6 +54,10 @@ class StalePosteriorError(GPTFError, RuntimeError):
 
 class PrecisionWarning(UserWarning):
     """The bound is computed in less than double precision."""
+
+
+class ApproximationWarning(UserWarning):
+    """An answer is approximate, because the exact one would take too long."""
 
 
 class LambdaWarning(UserWarning):

@@ -23,9 +23,10 @@ from click.testing import CliRunner
 
 import gptf_gpytorch
 from gptf_gpytorch.cli import main
+from gptf_gpytorch.serving import averages
 from gptf_gpytorch.wording import as_flag
 
-GPTF = [sys.executable, "-m", "gptf_gpytorch.cli"]
+GPTF = [str(Path(sys.executable).with_name("gptf"))]
 QUICK = ["--rank", "2", "--inducing", "20", "--max-iterations", "15", "--validation", "0"]
 
 
@@ -149,7 +150,10 @@ def test_recommend_ranks_and_leaves_out_what_was_seen(data: Path, runs: Path) ->
     assert "probability" in gptf("recommend", runs / "clicks", *given).stdout
 
 
-def test_recommend_averages_over_the_modes_that_are_left_open(data: Path, runs: Path) -> None:
+@pytest.mark.filterwarnings("default::gptf_gpytorch.ApproximationWarning")
+def test_recommend_averages_over_the_modes_that_are_left_open(
+    data: Path, runs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     done = gptf("recommend", runs / "clicks", "--given", "user=Zoë, 3", "--mode", "item", "--top", "12", "--json")
     assert "Averaged over all entities of the other modes: 8 day." in done.stderr
     by_day = {}
@@ -162,6 +166,11 @@ def test_recommend_averages_over_the_modes_that_are_left_open(data: Path, runs: 
     found = json.loads(done.stdout)
     assert [row["id"] for row in found] == sorted(expected, key=lambda item: -expected[item])
     assert [row["probability"] for row in found] == pytest.approx([expected[row["id"]] for row in found])
+    assert "Note" not in done.stderr
+    monkeypatch.setattr(averages, "_BUDGET", 1)
+    monkeypatch.setattr(averages, "_FEWEST", 5)
+    sampled = CliRunner().invoke(main, ["recommend", str(runs / "clicks"), "--given", "user=Zoë, 3", "--mode", "item"])
+    assert "Note: averages are over a seeded sample of the 8 combinations" in sampled.stderr
 
 
 def test_balance_may_stand_before_the_file(data: Path) -> None:
@@ -194,6 +203,23 @@ def test_every_option_that_a_message_names_is_a_flag() -> None:
     flags = {flag for command in main.commands.values() for param in command.params for flag in param.opts}
     assert {"unseen", "duplicates", "given"} <= named
     assert {as_flag(name) for name in named} <= flags
+
+
+def test_a_mode_without_ids_is_said_to_be_counted_from_0(data: Path, tmp_path: Path) -> None:
+    rows = [f"{i} {j} {(i * j) % 7}" for i in range(1, 9) for j in range(1, 8)]
+    (tmp_path / "data.tns").write_text("\n".join(rows) + "\n")
+    gptf("train", tmp_path / "data.tns", *QUICK, "--output", tmp_path / "run", "--quiet")
+    for command in (["recommend", "--given", "mode_0=7", "--mode", "mode_1"], ["explain", "--near", "mode_1=6"]):
+        done = CliRunner().invoke(main, [command[0], str(tmp_path / "run"), *command[1:], "--json"])
+        assert done.exit_code == 0, done.stderr
+        assert "Indices from 0 (a tns file counts from 1): mode_" in done.stderr
+        assert json.loads(done.stdout)
+
+
+def test_every_command_has_an_example_with_flags_that_it_has() -> None:
+    for name, command in main.commands.items():
+        [example] = re.findall(rf"Example: gptf {name}(.*)", command.help)
+        assert set(re.findall(r"--[a-z-]+", example)) <= {flag for param in command.params for flag in param.opts}
 
 
 def test_explain_and_inspect(runs: Path) -> None:
@@ -262,6 +288,11 @@ def test_explain_and_inspect(runs: Path) -> None:
         ),
         (["train", "{data}/ratings.csv", "--max-iterations", "-1"], 2, "--max-iterations must be a whole number"),
         (["train", "{data}/ratings.csv", "--config", "{data}/table.toml"], 2, "at the top, as in rank = 3"),
+        (
+            ["train", "{data}/ratings.csv", "--config", "{data}/output.toml"],
+            2,
+            "all else, as the output folder, is given",
+        ),
         (["train", "{data}/ratings.csv", "--config", "{data}/zero.toml"], 2, "rank must be a whole number"),
         (["train"], 2, "Missing argument 'DATA'"),
         (["trian"], 2, "No such command 'trian'"),
@@ -278,6 +309,7 @@ def test_explain_and_inspect(runs: Path) -> None:
 def test_a_mistake_is_one_clear_line(data: Path, runs: Path, arguments: list[str], code: int, words: str) -> None:
     (data / "bad.toml").write_text("inducng = 3\n")
     (data / "table.toml").write_text("[train]\nrank = 3\n")
+    (data / "output.toml").write_text('output = "runs/a"\n')
     (data / "zero.toml").write_text("rank = 0\n")
     (data / "strange.csv").write_text("user,item,day,value\nnobody,i1,101,3\n")
     (data / "twice.csv").write_text("a,b,value\nx,y,1\nx,y,2\n")

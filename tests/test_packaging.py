@@ -14,7 +14,7 @@ import gptf_gpytorch
 
 ROOT = Path(__file__).parents[1]
 OPTIONAL = ("horovod", "mlflow", "matplotlib", "tensorly", "pooch", "polars", "sparse")
-# What make does not install: it is not pinned.
+# What only `make bench` installs: it is not pinned.
 UNPINNED = {"peers"}
 
 
@@ -55,7 +55,7 @@ def test_everything_installed_is_pinned() -> None:
         installed
     )
     if beyond:
-        pytest.skip(f"the environment also holds {', '.join(sorted(beyond))}, which make does not install")
+        pytest.skip(f"the environment also holds {', '.join(sorted(beyond))}, which only make bench installs")
     unpinned = {name: version for name, version in installed.items() if pinned.get(name) != version.partition("+")[0]}
     assert unpinned == {}
     assert set(pinned) - set(installed) == set(), "a pin for something that is not installed: make lock"

@@ -4,7 +4,7 @@ import click
 
 from gptf_gpytorch import health
 from gptf_gpytorch.distributed import communicator, threads
-from gptf_gpytorch.tracking import mlflow_tracker
+from gptf_gpytorch.tracking import mlflow_store
 from gptf_gpytorch.variational import paths
 
 
@@ -16,7 +16,7 @@ def doctor() -> None:
 
     Example: gptf doctor
     """
-    facts = [fact for layer in (health, threads, paths, communicator, mlflow_tracker) for fact in layer.describe()]
+    facts = [fact for layer in (health, threads, paths, communicator, mlflow_store) for fact in layer.describe()]
     width = max(len(fact.topic) for fact in facts)
     for fact in facts:
         click.echo(f"{fact.state:<8} {fact.topic:<{width}}  {fact.value}")

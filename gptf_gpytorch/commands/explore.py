@@ -61,9 +61,17 @@ def recommend(
     names = [f"{fitted.shape[place]:,} {fitted.mode_names[place]}" for place in open_modes(fitted, given, mode)]
     if names:
         click.echo(f"Averaged over all entities of the other modes: {' x '.join(names)}.", err=True)
+    _say_what_numbers_are(fitted, [*given, mode])
     if not rows:
         click.echo("Nothing to recommend: every candidate is excluded.", err=True)
     table([row._asdict() for row in rows], as_json)
+
+
+def _say_what_numbers_are(fitted: FittedModel, modes: list[str]) -> None:
+    """A tns file counts from 1, its saved entries and arrays from 0: whoever reads a number must know."""
+    plain = [mode for mode in modes if fitted.vocabularies[fitted.mode_names.index(mode)] is None]
+    if plain:
+        click.echo(f"Indices from 0 (a tns file counts from 1): {', '.join(plain)}.", err=True)
 
 
 @click.command()
@@ -84,6 +92,7 @@ def explain(folder: Path, near: dict[str, str], top: int, as_json: bool) -> None
         raise click.UsageError(f"--near is one entity. Got {len(near)}.")
     for mode, item in near.items():
         found["nearest"] = [row._asdict() for row in neighbours(fitted, mode, item, top)]
+        _say_what_numbers_are(fitted, [mode])
     if as_json:
         click.echo(json.dumps(found))
         return

@@ -2,7 +2,7 @@
 
 import csv
 from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import Field, fields
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, get_args
@@ -101,9 +101,9 @@ def columns(command: Callable[..., Any]) -> Callable[..., Any]:
     return command
 
 
-def _rank(ctx: click.Context, param: click.Parameter, value: str | None) -> int | tuple[int, ...] | None:
-    if value is None:
-        return None
+def _rank(ctx: click.Context, param: click.Parameter, value: Any) -> Any:
+    if value is None or isinstance(value, tuple):
+        return value and tuple(_rank(ctx, param, one) for one in value)
     try:
         parts = tuple(int(part) for part in value.split(","))
     except ValueError:
@@ -111,26 +111,40 @@ def _rank(ctx: click.Context, param: click.Parameter, value: str | None) -> int 
     return parts[0] if len(parts) == 1 else parts
 
 
-def flags(command: Callable[..., Any]) -> Callable[..., Any]:
-    """An option for every field of a configuration."""
-    documented = dict(documentation())
-    for field in reversed(fields(TrainConfig)):
-        flag, text = f"--{field.name.replace('_', '-')}", documented[field.name]
-        shown = shown_default(field.default)
-        settings: dict[str, Any] = {"default": None, "help": f"{text}  [default: {shown}]"}
-        choices = configuration.CHOICES.get(field.name)
-        if field.name == "rank":
-            settings |= {"callback": _rank, "metavar": "R or R,R,..."}
-        elif field.name == "balance":
-            settings |= {"type": float, "metavar": "[RATIO]", "help": f"{text}  [default: {shown}; alone: 1]"}
-        elif isinstance(field.default, bool):
-            flag = f"{flag}/--no-{field.name}"
-        elif choices is not None:
-            settings["type"] = click.Choice(choices)
-        else:
-            settings["type"] = type(field.default)
-        command = click.option(flag, field.name, **settings)(command)
-    return command
+def flags(*several: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """An option for every field of a configuration.
+
+    :param several: fields whose option may be given more than once.
+    """
+
+    def add(command: Callable[..., Any]) -> Callable[..., Any]:
+        documented = dict(documentation())
+        for field in reversed(fields(TrainConfig)):
+            flag, settings = _flag(field, documented[field.name])
+            if field.name in several:
+                settings |= {"multiple": True, "help": f"{settings['help']}  Once for each value."}
+            command = click.option(flag, field.name, **settings)(command)
+        return command
+
+    return add
+
+
+def _flag(field: Field[Any], text: str) -> tuple[str, dict[str, Any]]:
+    """The name of a field's option, and its settings."""
+    flag, shown = f"--{field.name.replace('_', '-')}", shown_default(field.default)
+    settings: dict[str, Any] = {"default": None, "help": f"{text}  [default: {shown}]"}
+    choices = configuration.CHOICES.get(field.name)
+    if field.name == "rank":
+        settings |= {"callback": _rank, "metavar": "R or R,R,..."}
+    elif field.name == "balance":
+        settings |= {"type": float, "metavar": "[RATIO]", "help": f"{text}  [default: {shown}; alone: 1]"}
+    elif isinstance(field.default, bool):
+        flag = f"{flag}/--no-{field.name}"
+    elif choices is not None:
+        settings["type"] = click.Choice(choices)
+    else:
+        settings["type"] = type(field.default)
+    return flag, settings
 
 
 def shown_default(default: Any) -> str:

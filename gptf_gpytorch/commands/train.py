@@ -11,10 +11,10 @@ from typing import Any
 
 import click
 
-from gptf_gpytorch.commands import options
+from gptf_gpytorch.commands import options, tracked
 from gptf_gpytorch.commands.group import say
 from gptf_gpytorch.commands.options import PATH
-from gptf_gpytorch.data import TensorEntries, read
+from gptf_gpytorch.data import read
 from gptf_gpytorch.data.entries import MANIFEST
 from gptf_gpytorch.distributed import communicator, supervisor
 from gptf_gpytorch.distributed.elastic import ElasticCommunicator
@@ -31,7 +31,6 @@ from gptf_gpytorch.training.progress import ProgressPrinter
 @click.option("--output", type=PATH, help="The run's folder: checkpoints, and the model at the end.")
 @click.option("--resume", is_flag=True, help="Go on from the last checkpoint in --output.")
 @click.option("--config", "config_file", type=PATH, help="A TOML file with the same names; flags win.")
-@click.option("--track", type=click.Choice(["none", "mlflow"]), default="none", show_default=True)
 @click.option("--quiet", is_flag=True, help="Print nothing.")
 @click.option(
     "--timeout",
@@ -41,8 +40,9 @@ from gptf_gpytorch.training.progress import ProgressPrinter
     help="Seconds that workers wait for one of them before the job ends.",
 )
 @click.option("--elastic", is_flag=True, help="Go on when workers leave or come; with an elastic horovodrun.")
+@tracked.flags
 @options.columns
-@options.flags
+@options.flags()
 @click.pass_context
 def train(
     ctx: click.Context,
@@ -51,10 +51,10 @@ def train(
     output: Path | None,
     resume: bool,
     config_file: Path | None,
-    track: str,
     quiet: bool,
     timeout: float,
     elastic: bool,
+    tracking: tracked.Tracking,
     value: str,
     modes: list[str] | None,
     duplicates: Any,
@@ -67,8 +67,6 @@ def train(
 
     Example: gptf train clicks.csv --likelihood probit --rank 5 --balance --output runs/clicks
     """
-    if track == "mlflow":
-        raise click.UsageError("--track mlflow is not there yet.")
     changes = {name: flag for name, flag in flags.items() if flag is not None}
     if resume and output is None:
         raise click.UsageError("--resume goes on in the folder that --output names. Got no --output.")
@@ -94,18 +92,22 @@ def train(
     ctx.obj["resume"] = f"{launcher}{shlex.join([command, *arguments, '--resume'])}" if output else None
     ctx.obj["output"] = output
     binary = config.likelihood == "probit"
-    found = partial(_entries, data, value=value, modes=modes, duplicates=duplicates, ids=ids, binary=binary)
+    reading = _reading(data, value=value, modes=modes, duplicates=duplicates, ids=ids, binary=binary)
+    logged = tracking.tracker(data, **reading)
+    found = partial(read, data, **reading)
     # A newcomer to an elastic job reads while the others wait for it in fit().
     entries = found() if elastic else together(workers, found)
     fit(
         entries,
         config,
         communicator=workers,
-        tracker=None if quiet else ProgressPrinter(),
+        tracker=[*([] if quiet else [ProgressPrinter()]), *([logged] if logged else [])],
         output=output,
         resume=resume,
         value_name=value,
     )
+    if logged and workers.rank == 0 and logged.trouble and not quiet:
+        say(ctx, f"Note: {logged.trouble}")
     if output is None and not quiet:
         say(ctx, "The model was not kept: --output DIR keeps it.")
     if output is not None and not quiet:
@@ -114,7 +116,6 @@ def train(
     workers.close()
 
 
-def _entries(data: Path, **options: Any) -> TensorEntries:
-    if data.is_dir() and (data / MANIFEST).exists():
-        return read(data)  # its columns were named when it was saved
-    return read(data, **options)
+def _reading(data: Path, **options: Any) -> dict[str, Any]:
+    """How the data is read; the columns of saved entries were named when they were saved."""
+    return {} if data.is_dir() and (data / MANIFEST).exists() else options

@@ -1,12 +1,14 @@
 """Entries some of whose entities are left open: what is to be expected, whichever entities those are."""
 
 import math
+import warnings
 from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
 from gptf_gpytorch.distributed.threads import one_core_each, split
+from gptf_gpytorch.errors import ApproximationWarning
 from gptf_gpytorch.serving.predictions import latent
 from gptf_gpytorch.training.saved import FittedModel
 from gptf_gpytorch.variational.prediction import Marginals
@@ -116,10 +118,15 @@ def _mixed(fitted: FittedModel, indices: Tensor, modes: Sequence[int]) -> tuple[
 def _crossed(fitted: FittedModel, indices: Tensor, modes: Sequence[int]) -> Marginals:
     """q(f) `[n, combinations]` of every entry with combinations of entities of the open modes: all, or a sample."""
     sizes = [fitted.shape[mode] for mode in modes]
-    most = max(_FEWEST, _BUDGET // max(1, len(indices)))
-    if math.prod(sizes) <= most:
+    most, every = max(_FEWEST, _BUDGET // max(1, len(indices))), math.prod(sizes)
+    if every <= most:
         chosen = torch.cartesian_prod(*map(torch.arange, sizes)).reshape(-1, len(modes))
     else:
+        warnings.warn(
+            f"averages are over a seeded sample of the {every:,} combinations of entities that are left open",
+            ApproximationWarning,
+            stacklevel=2,
+        )
         generator = torch.Generator().manual_seed(0)
         chosen = torch.stack([torch.randint(size, (most,), generator=generator) for size in sizes], dim=1)
     crossed = indices[:, None].repeat(1, len(chosen), 1)

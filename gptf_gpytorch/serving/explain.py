@@ -58,13 +58,19 @@ def neighbours(fitted: FittedModel, mode: str, entity: Any, top: int = 10) -> li
     """
     place, top = mode_of(fitted, mode), count_of(top)
     row = row_of(fitted, place, entity)
-    with torch.no_grad():
-        scaled = fitted.model.factors[place] / _lengthscales(fitted).split(fitted.model.factors.ranks)[place]
-        distance = (scaled - scaled[row]).norm(dim=1)
+    scaled = scaled_factors(fitted, place)
+    distance = (scaled - scaled[row]).norm(dim=1)
     order = distance.argsort(stable=True)
     order = order[order != row][:top]
     ids = ids_of(fitted, place, order)
     return [Neighbour(item, far) for item, far in zip(ids, distance[order].tolist(), strict=True)]
+
+
+def scaled_factors(fitted: FittedModel, mode: int) -> Tensor:
+    """The factors of a mode's entities in units of their lengthscales: the kernel's distance is that between them."""
+    with torch.no_grad():
+        found: Tensor = fitted.model.factors[mode] / _lengthscales(fitted).split(fitted.model.factors.ranks)[mode]
+    return found
 
 
 def _lengthscales(fitted: FittedModel) -> Tensor:

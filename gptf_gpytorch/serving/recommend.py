@@ -1,6 +1,7 @@
 """The best entities of one mode, those of others given."""
 
 import difflib
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -8,7 +9,7 @@ import torch
 from torch import Tensor
 
 from gptf_gpytorch.data.entries import TensorEntries
-from gptf_gpytorch.errors import InputError
+from gptf_gpytorch.errors import ApproximationWarning, InputError
 from gptf_gpytorch.serving.averages import average_probability, averaged
 from gptf_gpytorch.serving.lookup import count_of, ids_of, indices_of, mode_of, row_of
 from gptf_gpytorch.serving.predictions import latent, predictions_of
@@ -46,7 +47,8 @@ def recommend(
 
     A mode that is neither given nor ranked is open: predictions are of an entry whose entity of that mode is drawn at
     random, all that the model knows being as likely. Its mean and standard deviation are those of the mixture, the probability
-    is the average probability, and the interval is that of a normal f with the mixture's moments.
+    is the average probability, and the interval is that of a normal f with the mixture's moments. Where combinations or
+    candidates are too many for that, an :class:`~gptf_gpytorch.errors.ApproximationWarning` says what was done instead.
     See :mod:`gptf_gpytorch.serving.averages`.
 
     :param given: ids of other modes.
@@ -82,6 +84,13 @@ def recommend(
     score, probability = _score(f, by), None
     if vague and fitted.binary:  # the average of a probability takes longer: for those alone that have a chance
         first = score.argsort(descending=True, stable=True)[: max(top, _SHORTLIST)].sort().values
+        if by == "probability" and len(first) < len(candidates):
+            warnings.warn(
+                f"of {len(candidates):,} candidates, the {len(first)} that are best by the mean and variance of f are "
+                "ranked by their average probability",
+                ApproximationWarning,
+                stacklevel=2,
+            )
         candidates, f = candidates[first], Marginals(f.mean[first], f.variance[first])
         probability = average_probability(fitted, indices[first], vague)
         score = probability if by == "probability" else f.mean

@@ -4,6 +4,7 @@ import csv
 import io
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -88,7 +89,8 @@ def write_predictions(
     except OSError as error:
         raise DataError(f"Predictions must fit and be writable. Got {target}: {error.strerror or error}.") from error
     finally:
-        draft.unlink(missing_ok=True)
+        with suppress(OSError):  # it may not even have been begun
+            draft.unlink()
     flush(target.absolute().parent)
     return count
 

@@ -16,8 +16,11 @@ class Tracker:
     def note(self, text: str) -> None:
         """Something happened that a reader of the log should know."""
 
-    def finish(self, summary: Mapping[str, Any]) -> None:
-        """The run ended well."""
+    def compared(self, starts: Sequence[Mapping[str, Any]]) -> None:
+        """Several starts were tried: the seed of each and its bound of an entry; the best goes on."""
+
+    def finish(self, result: Any) -> None:
+        """The run ended well: its :class:`~gptf_gpytorch.training.result.Result`."""
 
     def fail(self, reason: str) -> None:
         """The run ended with an error, or was stopped."""
@@ -44,10 +47,15 @@ class Trackers(Tracker):
         for tracker in self.trackers:
             tracker.note(text)
 
-    def finish(self, summary: Mapping[str, Any]) -> None:
+    def compared(self, starts: Sequence[Mapping[str, Any]]) -> None:
+        """See :meth:`Tracker.compared`."""
+        for tracker in self.trackers:
+            tracker.compared(starts)
+
+    def finish(self, result: Any) -> None:
         """See :meth:`Tracker.finish`."""
         for tracker in self.trackers:
-            tracker.finish(summary)
+            tracker.finish(result)
 
     def fail(self, reason: str) -> None:
         """See :meth:`Tracker.fail`."""

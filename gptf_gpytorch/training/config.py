@@ -105,7 +105,7 @@ class TrainConfig:
         for name in values:
             if name not in known:
                 near = difflib.get_close_matches(name.replace("-", "_"), known, n=1, cutoff=0.7)
-                hint = f" Did you mean {near[0]}?" if near else f" Known are {', '.join(known)}."
+                hint = f" Did you mean {near[0]}?" if near else f" Known are {', '.join(known)}; {_REST}"
                 raise InputError(f"{where} may hold only known keys. Got {name!r}.{hint}")
         return cls(**values)
 
@@ -152,6 +152,8 @@ class TrainConfig:
         return gpytorch.means.ConstantMean() if self.mean == "constant" else gpytorch.means.ZeroMean()
 
 
+# A run's description says how to train: not on what, where to, or who watches.
+_REST = "all else, as the output folder, is given beside them."
 CHOICES: dict[str, tuple[str, ...]] = {
     "likelihood": get_args(Likelihood),
     "optimizer": get_args(OptimizerName),

@@ -3,34 +3,33 @@
 import math
 import time
 import warnings
-from collections.abc import Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, cast
 
 import torch
-from torch import Tensor
 
 from gptf_gpytorch.data.entries import TensorEntries
 from gptf_gpytorch.distributed.communicator import Communicator, SingleProcess
 from gptf_gpytorch.distributed.elastic import ElasticCommunicator, WorkersChangedError
 from gptf_gpytorch.distributed.verdicts import agree, together
-from gptf_gpytorch.errors import CheckpointError, DataWarning, InputError, InterruptedRunError
+from gptf_gpytorch.errors import DataWarning, InputError, InterruptedRunError
 from gptf_gpytorch.initialization import initialize, restart
 from gptf_gpytorch.tracking.tracker import Tracker, Trackers
 from gptf_gpytorch.training import optimizers
-from gptf_gpytorch.training.checkpoints import Checkpoints
-from gptf_gpytorch.training.commits import Commits
 from gptf_gpytorch.training.config import TrainConfig
+from gptf_gpytorch.training.history import Kept
 from gptf_gpytorch.training.loop import Loop
 from gptf_gpytorch.training.objective import BoundObjective, Scaling, mean_log_density
 from gptf_gpytorch.training.problem import digest, divide, doubts
 from gptf_gpytorch.training.result import Result
 from gptf_gpytorch.training.saved import KIND, FittedModel, build
 from gptf_gpytorch.training.signals import StopRequest
-from gptf_gpytorch.training.state import Progress, check_same, describe, pack, unpack
+from gptf_gpytorch.training.state import Progress, describe
+from gptf_gpytorch.training.store import Store
 from gptf_gpytorch.training.timings import Stopwatch
 from gptf_gpytorch.variational.elbo import CollapsedELBO
 from gptf_gpytorch.version import __version__
@@ -80,7 +79,7 @@ def fit(
     with ExitStack() as held:
         while True:
             try:
-                together(communicator, lambda: run.hold(held))
+                together(communicator, lambda: run.store.take(held))
                 return run.go()
             except WorkersChangedError as change:
                 run.renew(str(change), held)
@@ -106,12 +105,16 @@ class _Run:
             raise InputError("resume needs the run's folder: give output.")
         self.entries, self.config, self.communicator, self.watchers = entries, config, communicator, watchers
         self.output, self.resume = None if output is None else Path(output), resume
-        self.checkpoints = Checkpoints(Path() if self.output is None else self.output, config.keep)
+        self.store = Store(
+            self.output,
+            config,
+            communicator,
+            resume=resume,
+            describe=lambda: describe(config, entries.shape, self.digest),
+        )
         self.stop, self.stopwatch = StopRequest(), Stopwatch()
         self.value_name = value_name
-        self.commits = Commits()
-        # Whether this worker has begun to speak and to write; whether it took the folder over from another one.
-        self._speaks = self._holds = self._takes_over = False
+        self._speaks = False  # whether this worker has begun to
         self._change = ""
 
     @property
@@ -119,44 +122,17 @@ class _Run:
         """Who watches worker 0."""
         return Trackers(self.watchers if self.communicator.rank == 0 else [])
 
-    @property
-    def keeps(self) -> bool:
-        """Whether this worker writes."""
-        return self.output is not None and self.communicator.rank == 0
-
     def renew(self, change: str, held: ExitStack) -> None:
-        """Meet the workers of an elastic job again: any of them may have to write afterwards."""
+        """Meet the workers of an elastic job again."""
         self._change = change
         with self.stop.listening():  # a signal is answered when they have met
-            if self.commits.last is not None and self.output is not None and self.output.is_dir():
-                # On the disk first: not all may come to the meeting. If worker 0 is gone, whoever is the first writes.
-                with suppress(CheckpointError):
-                    if not self._holds:
-                        held.enter_context(self.checkpoints.lock(self.communicator.job))
-                    self._save_commit()
-            held.close()
-            self._holds = False
+            self.store.leave(held)
             cast(ElasticCommunicator, self.communicator).renew()
 
     def fail(self, reason: str) -> None:
         """Tell who watches, if they were told of the run."""
         if self._speaks:
             self.tracker.fail(reason)
-
-    def hold(self, held: ExitStack) -> None:
-        """Take the folder, on the worker that writes."""
-        if not self.keeps or self._holds:
-            return
-        if self.resume:
-            self.checkpoints.expect()
-        self._takes_over = held.enter_context(self.checkpoints.lock(self.communicator.job))
-        self._holds = True
-        if self.checkpoints.steps() and not (self.resume or self._takes_over):
-            raise CheckpointError(
-                f"A new run needs a folder without checkpoints. Got {self.output}, which holds step "
-                f"{self.checkpoints.steps()[-1]}: {option('resume', True)} goes on with it, "
-                f"another {option('output')} begins anew."
-            )
 
     @cached_property
     def digest(self) -> str:
@@ -181,10 +157,12 @@ class _Run:
             scaling = Scaling.fitted(mine.values, communicator) if standardize else Scaling()
             mll = build(config, self.entries.shape, len(train), communicator)
             objective = BoundObjective(mll, mine.indices, scaling.scaled(mine.values), mine.weights)
+            looked_at = None if held_out is None else held_out.shard(communicator.rank, communicator.size)
+            score = None if looked_at is None else partial(self._score, mll, looked_at, scaling)
         optimizer = optimizers.make(config.optimizer, config.learning_rate)
         # From here on a signal is answered between two evaluations, and at the end by finishing what is nearly done.
         with self.stop.listening():
-            resumed = self._resumed(mll, optimizer)
+            resumed = self.store.restore(mll, optimizer)
             if communicator.rank == 0 and not self._speaks:
                 self.tracker.start(self._description(mll, 0 if held_out is None else len(held_out)))
                 self._speaks = True
@@ -195,13 +173,16 @@ class _Run:
             try:
                 with measure("start"):
                     progress = self._started(mll, objective, optimizer) if resumed is None else resumed
-                reason = self._trained(objective, optimizer, progress, held_out, scaling)
+                if resumed is None:
+                    self._note_points(mll, progress)
+                reason = self._trained(objective, optimizer, progress, score)
             except InterruptedRunError as stopped:
-                kept = self.output is not None and bool(self.checkpoints.steps())
-                where = f" {self.output} holds it." if kept else " Nothing was saved."
+                where = f" {self.output} holds it." if self.store.holds_a_state else " Nothing was saved."
                 raise InterruptedRunError(f"{stopped}{where}", stopped.signal) from None
             with measure("finish"):
-                objective(progress.point.x if progress.best is None else progress.best)
+                best = objective(progress.point.x if progress.best is None else progress.best)
+                iteration = progress.iteration if progress.best is None else progress.best_iteration
+                progress.history.kept = Kept(iteration, -best.value, None if score is None else score())
                 mll.model.eval()
             fitted = FittedModel(
                 mll,
@@ -213,12 +194,12 @@ class _Run:
                 history=progress.history,
             )
             with measure("saving"):
-                together(communicator, lambda: fitted.save(self.checkpoints.folder / KIND) if self.keeps else None)
+                together(communicator, lambda: self._save_model(fitted))
             if self.stop.signal is not None:
                 self.tracker.note("asked to stop when all steps were taken: the model is finished")
         timings = {**measure.seconds, "total": sum(measure.seconds.values())}
-        result = Result(fitted, reason, progress.history, progress.seconds, timings)
-        self.tracker.finish(result.summary)
+        result = Result(fitted, reason, progress.history, progress.seconds, timings, held_out)
+        self.tracker.finish(result)
         return result
 
     def _trained(
@@ -226,21 +207,15 @@ class _Run:
         objective: BoundObjective,
         optimizer: optimizers.Optimizer,
         progress: Progress,
-        held_out: TensorEntries | None,
-        scaling: Scaling,
+        score: Callable[[], float] | None,
     ) -> str:
         """Take the steps, and leave a checkpoint of the last one."""
         communicator, measure, mll = self.communicator, self.stopwatch, objective.mll
-        share = None if held_out is None else held_out.shard(communicator.rank, communicator.size)
         before = progress.iteration if progress.history.steps else None
-
-        def score(share: TensorEntries) -> float:
-            with measure("held_out"):
-                return mean_log_density(mll, share, scaling)
 
         def save(now: Progress) -> None:
             with measure("saving"):
-                self._save(mll, optimizer, now)
+                self.store.save(mll, optimizer, now)
 
         loop = Loop(
             objective,
@@ -248,10 +223,10 @@ class _Run:
             self.config,
             progress,
             tracker=self.tracker,
-            held_out=None if share is None else lambda: score(share),
+            held_out=score,
             save=save,
             save_together=lambda now: together(communicator, lambda: save(now)),
-            commit=lambda now: self._commit(mll, optimizer, now),
+            commit=lambda now: self.store.commit(mll, optimizer, now),
             stop=self.stop,
         )
         with measure("steps"):
@@ -261,6 +236,10 @@ class _Run:
             else:
                 together(communicator, lambda: save(progress))
         return reason
+
+    def _score(self, mll: CollapsedELBO, held_out: TensorEntries, scaling: Scaling) -> float:
+        with self.stopwatch("held_out"):
+            return mean_log_density(mll, held_out, scaling)
 
     def _fingerprint(self) -> dict[str, Any]:
         """What must be the same on all workers for them to take the same steps."""
@@ -295,61 +274,26 @@ class _Run:
             bounds = restart(mll, *data, restarts=config.restarts, train=train, **start)
         except InterruptedRunError as stopped:
             if not self.communicator.elastic:  # there the others go on, and are somewhere else by now
-                together(self.communicator, lambda: self._save(mll, optimizer, None))
+                together(self.communicator, lambda: self.store.save(mll, optimizer, None))
             raise InterruptedRunError("Stopped by a signal while starts were compared.", stopped.signal) from None
         best = bounds.index(max(bounds))
+        self.tracker.compared([{"seed": config.seed + place, "bound": bound} for place, bound in enumerate(bounds)])
         self.tracker.note(
             f"of {config.restarts} starts, seed {config.seed + best} has the best bound, {bounds[best]:.6g}"
         )
         optimizer.reset()
         return Progress(objective(objective.vector()), seconds=time.monotonic() - began)
 
-    def _save(self, mll: CollapsedELBO, optimizer: optimizers.Optimizer, progress: Progress | None) -> None:
-        """Write a checkpoint, on the worker that writes; without progress, one that says how to begin."""
-        if self.keeps:
-            self._write(mll.state_dict(), optimizer, progress)
+    def _note_points(self, mll: CollapsedELBO, progress: Progress) -> None:
+        points, wanted = mll.strategy.inducing_points.size(-2), self.config.inducing
+        if points < wanted:
+            text = f"{points} inducing points, one for each entry to train on, where {option('inducing')} is {wanted}"
+            progress.history.notes.append(text)
+            self.tracker.note(text)
 
-    def _write(self, mll: dict[str, Tensor], optimizer: optimizers.Optimizer, progress: Progress | None) -> None:
-        run = {**self._is, "workers": self.communicator.size, "progress": None, "score": None}
-        if progress is None:
-            self.checkpoints.save(0, {}, run)
-            return
-        if progress.history.steps:
-            run["score"] = progress.history.steps[-1].score(self.config.patience)
-        run["progress"] = progress.to_dict()
-        self.checkpoints.save(progress.iteration, pack(mll, optimizer, progress), run)
-
-    def _commit(self, mll: CollapsedELBO, optimizer: optimizers.Optimizer, progress: Progress) -> None:
-        if isinstance(self.communicator, ElasticCommunicator):
-            self.commits.keep(mll, optimizer, progress)
-            self.communicator.commit()
-
-    def _save_commit(self) -> None:
-        """Write the last commit, unless it is there."""
-        if self.commits.last is not None and self.commits.last[2].iteration not in self.checkpoints.steps():
-            self._write(*self.commits.last)
-
-    @property
-    def _is(self) -> dict[str, Any]:
-        return describe(self.config, self.entries.shape, self.digest)
-
-    def _resumed(self, mll: CollapsedELBO, optimizer: optimizers.Optimizer) -> Progress | None:
-        """Where the run was, or None if it had not taken a step: in an elastic job what a worker remembers, else a checkpoint."""
-        from_disk = self.resume
-        if self.communicator.elastic:
-            found = self.commits.share(self.communicator)
-            if found is not None:
-                progress = unpack(*found, mll, optimizer)
-                self.commits.keep(mll, optimizer, progress)
-                together(self.communicator, lambda: self._save_commit() if self.keeps else None)
-                return progress
-            left = self._takes_over and bool(self.checkpoints.steps())
-            from_disk = bool(self.communicator.broadcast(torch.tensor([left]).long())) or self.resume
-        if not from_disk:
-            return None
-        tensors, run = self.checkpoints.share_last(self.communicator)
-        check_same(run, self._is)
-        return None if run["progress"] is None else unpack(tensors, run["progress"], mll, optimizer)
+    def _save_model(self, fitted: FittedModel) -> None:
+        if self.output is not None and self.store.writes:
+            fitted.save(self.output / KIND)
 
     def _description(self, mll: CollapsedELBO, held_out: int) -> dict[str, Any]:
         return {
@@ -361,5 +305,6 @@ class _Run:
             "digest": self.digest,
             "workers": self.communicator.size,
             "output": None if self.output is None else str(self.output),
-            "resumed": self.resume,
+            # Whether what was said of this run before is about the same steps.
+            "resumed": self.resume or bool(self._change),
         }

@@ -67,19 +67,31 @@ class Step:
             )
 
 
+@dataclass(frozen=True)
+class Kept:
+    """The state that became the model."""
+
+    iteration: int  # 0 is the start
+    bound: float  # of an entry
+    held_out: float | None  # mean log predictive density of the held-out entries
+
+
 @dataclass
 class History:
-    """All steps of a run, and what else happened."""
+    """All steps of a run, what else happened, and, when it is over, the state that was kept."""
 
     steps: list[Step] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    kept: Kept | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON."""
-        return {"steps": [step.to_dict() for step in self.steps], "notes": list(self.notes)}
+        kept = None if self.kept is None else asdict(self.kept)
+        return {"steps": [step.to_dict() for step in self.steps], "notes": list(self.notes), "kept": kept}
 
     @classmethod
     def from_dict(cls, content: Mapping[str, Any]) -> "History":
         """What :meth:`to_dict` returned."""
         steps = [Step(**{**step, "lengthscales": tuple(step["lengthscales"])}) for step in content["steps"]]
-        return cls(steps, list(content["notes"]))
+        kept = content.get("kept")  # not there in what the first versions saved
+        return cls(steps, list(content["notes"]), None if kept is None else Kept(**kept))

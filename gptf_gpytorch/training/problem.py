@@ -9,6 +9,7 @@ from gptf_gpytorch.data.entries import TensorEntries
 from gptf_gpytorch.data.sampling import balance
 from gptf_gpytorch.errors import DataError
 from gptf_gpytorch.training.config import TrainConfig
+from gptf_gpytorch.wording import option
 
 
 def doubts(entries: TensorEntries, config: TrainConfig) -> Iterator[str]:
@@ -16,18 +17,18 @@ def doubts(entries: TensorEntries, config: TrainConfig) -> Iterator[str]:
     low, high = float(entries.values.min()), float(entries.values.max())
     probit = config.likelihood == "probit"
     if probit and not config.balance and low == high:
-        remedy = ": balance samples zeros beside ones" if high == 1.0 else ""
+        remedy = f": {option('balance')} samples zeros beside ones" if high == 1.0 else ""
         raise DataError(f"probit must see values 0 and 1. Got {high:g} for all {len(entries):,} entries{remedy}.")
     if config.balance and low == high == 0.0:
-        raise DataError(f"balance must see values that are not 0. Got 0 for all {len(entries):,} entries.")
+        raise DataError(f"{option('balance')} must see values that are not 0. Got 0 for all {len(entries):,} entries.")
     if probit:
         return
     if config.balance:
-        yield "balance takes cells that the data does not hold as values of 0, beside the gaussian's real values."
+        yield f"{option('balance')} takes cells that the data does not hold as values of 0, beside the gaussian's real values."
     if low == high:
         yield f"all {len(entries):,} values are {high:g}: there is nothing to learn."
     elif bool(((entries.values == 0) | (entries.values == 1)).all()):
-        yield "all values are 0 or 1: likelihood probit is made for labels, gaussian for real values."
+        yield f"all values are 0 or 1: {option('likelihood', 'probit')} is made for labels, gaussian for real values."
 
 
 def divide(entries: TensorEntries, config: TrainConfig) -> tuple[TensorEntries, TensorEntries | None]:

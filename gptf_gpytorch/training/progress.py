@@ -67,9 +67,10 @@ class ProgressPrinter(Tracker):
         """Print a line above the bar."""
         self.console.print(text, markup=False)
 
-    def finish(self, summary: Mapping[str, Any]) -> None:
+    def finish(self, result: Any) -> None:
         """Close the bar and say why it ended."""
         self._close()
+        summary = result.summary
         self.console.print(
             f"done after {summary['steps']} steps and {summary['seconds']:.1f} s: {summary['reason']}; "
             f"bound {summary['bound']:.6g} an entry",

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from gptf_gpytorch.data.entries import TensorEntries
 from gptf_gpytorch.training.history import History
 from gptf_gpytorch.training.saved import FittedModel
 
@@ -18,6 +19,7 @@ class Result:
     seconds: float  # of training, those before an interruption included
     #: Seconds of this call: data, start, steps, held_out (their likelihood at every step), finish, saving; and total.
     timings: Mapping[str, float]
+    held_out: TensorEntries | None = None  # of the training set
 
     @property
     def model(self) -> Any:
@@ -36,11 +38,12 @@ class Result:
 
     @property
     def summary(self) -> dict[str, Any]:
-        """The final numbers."""
+        """The final numbers; the bound and the likelihood of the held-out entries are those of the state that was kept."""
+        kept = self.history.kept
         return {
             "bound": float(sum(self.fitted.mll.terms.values())) / self.fitted.mll.num_data,
             "steps": self.history.steps[-1].iteration if self.history.steps else 0,
             "seconds": self.seconds,
             "reason": self.reason,
-            "held_out": max((s.held_out for s in self.history.steps if s.held_out is not None), default=None),
+            "held_out": None if kept is None else kept.held_out,
         }

@@ -123,6 +123,7 @@ class FittedModel:
     def describe(self) -> dict[str, Any]:
         """What the model is, for people and JSON."""
         last = self.history.steps[-1] if self.history and self.history.steps else None
+        kept = self.history.kept if self.history else None
         return {
             "likelihood": self.config.likelihood,
             "modes": dict(zip(self.mode_names, self.shape, strict=True)),
@@ -132,7 +133,9 @@ class FittedModel:
             "entries": self.mll.num_data,
             "parameters": sum(p.numel() for p in self.mll.parameters()),
             "steps": last.iteration if last else None,
-            "bound": last.bound if last else None,
+            "kept_step": kept.iteration if kept else None,
+            "bound": kept.bound if kept else None,
+            "held_out": kept.held_out if kept else None,
             "seconds": last.seconds if last else None,
         }
 

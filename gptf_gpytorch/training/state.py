@@ -105,6 +105,13 @@ def describe(config: TrainConfig, shape: tuple[int, ...], digest: str) -> dict[s
 
 def check_same(saved: Mapping[str, Any], now: Mapping[str, Any]) -> None:
     """An error unless two descriptions are of the same run."""
+    if saved.get("kind") != now["kind"]:
+        raise CheckpointError(f"A run must be resumed from a {now['kind']}. Got a {saved.get('kind')}.")
+    unknown = [name for name in saved["config"] if name not in now["config"]]
+    if unknown:
+        raise CheckpointError(
+            f"The run must have begun with the options of this version. Got {unknown[0]!r}, which it does not know."
+        )
     pairs = {
         name: (saved["config"].get(name), value) for name, value in now["config"].items() if name not in _MAY_CHANGE
     }

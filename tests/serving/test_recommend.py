@@ -8,6 +8,7 @@ import torch
 
 from gptf_gpytorch import DataError, InputError
 from gptf_gpytorch.data import TensorEntries
+from gptf_gpytorch.errors import ApproximationWarning
 from gptf_gpytorch.serving import averages
 from gptf_gpytorch.serving.predictions import predict
 from gptf_gpytorch.serving.recommend import recommend
@@ -113,11 +114,21 @@ def test_other_kernels_average_over_combinations_or_a_sample_of_them(probit, mon
         assert item.probability == pytest.approx(expected[item.id][2], rel=1e-9)
     monkeypatch.setattr(averages, "_BUDGET", 9 * 60)  # of 14 x 8 combinations
     everything = mixture(fitted, {})
-    sampled = recommend(fitted, {}, "ad", 9)
-    assert sampled == recommend(fitted, {}, "ad", 9), "the sample is seeded"
+    with pytest.warns(ApproximationWarning, match="a seeded sample of the 112 combinations"):
+        sampled = recommend(fitted, {}, "ad", 9)
+    with pytest.warns(ApproximationWarning):
+        assert sampled == recommend(fitted, {}, "ad", 9), "the sample is seeded"
     for item in sampled:
         assert item.probability == pytest.approx(everything[item.id][2], abs=0.15)
         assert item.probability != pytest.approx(everything[item.id][2], rel=1e-9)
+
+
+def test_a_short_list_of_candidates_is_said_to_be_one(probit, monkeypatch) -> None:
+    monkeypatch.setattr("gptf_gpytorch.serving.recommend._SHORTLIST", 4)
+    with pytest.warns(ApproximationWarning, match="of 9 candidates, the 4 that are best by the mean and variance of f"):
+        assert len(recommend(probit.fitted, {"user": "u05"}, "ad", 2)) == 2
+    assert len(recommend(probit.fitted, {"user": "u05"}, "ad", 2, by="mean")) == 2  # its order is exact
+    assert len(recommend(probit.fitted, GIVEN, "ad", 2)) == 2
 
 
 def test_what_was_seen_with_any_open_entity_is_left_out(either) -> None:

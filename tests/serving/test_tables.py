@@ -2,8 +2,10 @@
 
 import csv
 import gzip
+import os
 import resource
 import stat
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 
@@ -212,6 +214,19 @@ def test_a_failure_leaves_what_was_there(gaussian, tmp_path: Path, monkeypatch: 
     assert not stat.S_IMODE((tmp_path / "in.csv.csv").stat().st_mode) & 0o111
     with pytest.raises(DataError, match=r"must fit and be writable. Got .*No such file or directory"):
         write_predictions(gaussian.fitted, table(), tmp_path / "missing" / "out.csv")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounting a file system needs root")
+def test_a_disk_that_cannot_be_written_to_is_named(gaussian, tmp_path: Path) -> None:
+    mount = ["mount", "-t", "tmpfs", "-o", "ro", "tmpfs", tmp_path]
+    mounted = subprocess.run(mount, capture_output=True, text=True, check=False)
+    if mounted.returncode:
+        pytest.skip(f"no tmpfs can be mounted here: {mounted.stderr.strip()}")
+    try:
+        with pytest.raises(DataError, match=r"must fit and be writable. Got .*out.csv: Read-only file system"):
+            write_predictions(gaussian.fitted, table(), tmp_path / "out.csv")
+    finally:
+        subprocess.run(["umount", tmp_path], check=True)
 
 
 @pytest.mark.parametrize("name", ["out.csv", "out.parquet"])

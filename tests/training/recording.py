@@ -20,8 +20,11 @@ class Recorder(Tracker):
     def note(self, text: str) -> None:
         self.seen.append(("note", text))
 
-    def finish(self, summary: Any) -> None:
-        self.seen.append(("finish", summary))
+    def compared(self, starts: Any) -> None:
+        self.seen.append(("compared", starts))
+
+    def finish(self, result: Any) -> None:
+        self.seen.append(("finish", result.summary))
 
     def fail(self, reason: str) -> None:
         self.seen.append(("fail", reason))

@@ -23,6 +23,10 @@ def test_toml_keywords_and_json_give_the_same(tmp_path: Path) -> None:
     ("values", "message"),
     [
         ({"inducin": 5}, "Got 'inducin'. Did you mean inducing?"),
+        (
+            {"output": "runs/a"},
+            "Got 'output'. Known are likelihood, .*, keep; all else, as the output folder, is given beside",
+        ),
         ({"max-iterations": 5}, "Did you mean max_iterations?"),
         ({"likelihood": "poisson"}, "likelihood must be one of gaussian, probit. Got 'poisson'"),
         ({"rank": 0}, "rank must be a whole number from 1 to 1000. Got 0"),

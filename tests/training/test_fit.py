@@ -14,6 +14,7 @@ from recording import SMALL, Recorder
 from gptf_gpytorch import InputError, NumericalError
 from gptf_gpytorch.data import TensorEntries
 from gptf_gpytorch.errors import CheckpointError, InterruptedRunError
+from gptf_gpytorch.training import checkpoints
 from gptf_gpytorch.training.checkpoints import Checkpoints
 from gptf_gpytorch.training.config import TrainConfig
 from gptf_gpytorch.training.fit import fit
@@ -112,6 +113,48 @@ def test_patience_keeps_the_state_where_the_held_out_entries_were_most_likely(en
     best = scores.index(max(scores))
     assert best < len(scores) - 1
     assert result.bound == pytest.approx(result.history.steps[best].bound, rel=1e-12)
+
+
+def test_the_summary_and_the_saved_model_are_of_the_state_that_was_kept(entries: TensorEntries, tmp_path: Path) -> None:
+    """Of a step in the middle, and of the start where every step makes the held-out entries less likely."""
+    options = {"validation": 0.5, "patience": 3, "tolerance": 0.0, "optimizer": "adam"}
+    for rate, expected in ((0.3, None), (3.0, 0)):
+        output = tmp_path / str(rate)
+        result = fit(entries, output=output, learning_rate=rate, **{**SMALL, **options})
+        scores = [step.held_out for step in result.history.steps]
+        kept = result.history.kept
+        assert kept.iteration == (1 + scores.index(max(scores)) if expected is None else expected)
+        assert kept.iteration < len(scores)
+        assert (kept.held_out == pytest.approx(max(scores), rel=1e-9)) == (expected is None)
+        assert kept.held_out >= max(scores) - 1e-9
+        assert result.summary["held_out"] == kept.held_out
+        assert result.bound == pytest.approx(kept.bound, rel=1e-12)
+        described = FittedModel.load(output).describe()
+        assert (described["kept_step"], described["bound"]) == (kept.iteration, kept.bound)
+        assert described["held_out"] == kept.held_out
+
+
+def test_fewer_inducing_points_than_were_asked_for_are_noted(entries: TensorEntries) -> None:
+    recorder = Recorder()
+    result = fit(entries[:15], max_iterations=2, tracker=recorder, **SMALL)
+    note = "15 inducing points, one for each entry to train on, where inducing is 20"
+    assert result.history.notes == [note]
+    assert ("note", note) in recorder.seen
+    assert fit(entries[:20], max_iterations=2, **SMALL).history.notes == []
+
+
+def test_a_checkpoint_of_another_kind_or_version_is_not_resumed(entries: TensorEntries, tmp_path: Path) -> None:
+    fit(entries, output=tmp_path, max_iterations=3, **SMALL)
+    tensors, run = checkpoints.load(tmp_path / "step-00000003")
+    for change, message in (
+        ({"config": {**run["config"], "momentum": 0.9}}, r"options of this version\. Got 'momentum'"),
+        ({"config": {**run["config"], "kernel": "linear"}}, r"kernel must be what the run began with: 'linear'"),
+        ({"kind": "model"}, r"must be resumed from a checkpoint\. Got a model"),
+    ):
+        checkpoints.save(tmp_path / "step-00000003", tensors, {**run, **change})
+        with pytest.raises(CheckpointError, match=message):
+            fit(entries, output=tmp_path, resume=True, max_iterations=5, **SMALL)
+    assert Checkpoints(tmp_path).steps() == [2, 3]
 
 
 def test_of_several_starts_the_best_goes_on(entries: TensorEntries) -> None:

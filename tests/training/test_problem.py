@@ -17,7 +17,7 @@ LABELS = (CELLS.sum(1) % 2).double()
 @pytest.mark.parametrize(
     ("values", "options", "message"),
     [
-        (LABELS, {}, "all values are 0 or 1: likelihood probit is made for labels"),
+        (LABELS, {}, "all values are 0 or 1: likelihood='probit' is made for labels"),
         (torch.ones(30), {}, "all 30 values are 1: there is nothing to learn"),
         (torch.linspace(1, 2, 10), {"balance": 1.0}, "balance takes cells that the data does not hold as values of 0"),
     ],

@@ -1,4 +1,4 @@
-"""MLflow as the place where runs are seen. With ``serving``, the only place that imports mlflow."""
+"""The store that MLflow would log to: where it is, whether it opens, and what to do if not."""
 
 import importlib
 import importlib.metadata
@@ -16,6 +16,7 @@ from gptf_gpytorch.health import Fact, pip_install
 
 _SQLITE = "sqlite:///"
 # One try of a few seconds: a server that is away is reported, not waited for.
+_LEFTOVER = "a leftover ./mlruns makes MLflow choose a store that it refuses"
 _BOUNDED = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0", "MLFLOW_HTTP_REQUEST_TIMEOUT": "5"}
 
 
@@ -60,9 +61,34 @@ def _store() -> Fact:
         return Fact("mlflow store", f"{shown} will be created by the first run")
     except Exception as error:
         remedy = "set MLFLOW_TRACKING_URI to a store that opens, e.g. sqlite:///mlflow.db"
-        if Path("mlruns").is_dir() and "MLFLOW_TRACKING_URI" not in os.environ:
-            remedy = "mv mlruns mlruns.old   (a leftover ./mlruns makes MLflow choose a store that it refuses)"
+        if _leftover():
+            remedy = f"mv mlruns mlruns.old   ({_LEFTOVER})"
         return Fact("mlflow store", f"{shown} does not open: {_first_line(error)}", "broken", remedy)
+
+
+def absolute(uri: str) -> str:
+    """The same store, wherever it is named from."""
+    if not uri.startswith(_SQLITE) or uri.startswith(f"{_SQLITE}/"):
+        return uri
+    return f"{_SQLITE}{Path(uri.removeprefix(_SQLITE)).resolve()}"
+
+
+def explain(error: Exception) -> str:
+    """What MLflow says went wrong, on one line, with what helps if that is known."""
+    if _leftover():
+        return f"MLflow must have a store that it accepts. Got none: {_LEFTOVER}; mv mlruns mlruns.old."
+    return _first_line(error)
+
+
+def bound_requests() -> None:
+    """Let MLflow's requests in this process give up soon, unless the user has said when: whoever asks comes again."""
+    for name, value in _BOUNDED.items():
+        os.environ.setdefault(name, value)
+
+
+def _leftover() -> bool:
+    """Whether runs of an old MLflow lie in the working directory, and nothing says that they are not to be used."""
+    return "MLFLOW_TRACKING_URI" not in os.environ and any(Path("mlruns").glob("[0-9]*/meta.yaml"))
 
 
 def _open(uri: str) -> None:

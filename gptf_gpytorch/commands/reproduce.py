@@ -1,0 +1,49 @@
+"""``gptf reproduce``."""
+
+import math
+from pathlib import Path
+
+import click
+
+from gptf_gpytorch.commands.options import PATH
+from gptf_gpytorch.data import read
+from gptf_gpytorch.errors import InputError
+from gptf_gpytorch.tracking.logged import logged_run
+from gptf_gpytorch.training.config import TrainConfig
+from gptf_gpytorch.training.fit import fit
+from gptf_gpytorch.training.problem import digest
+from gptf_gpytorch.training.progress import ProgressPrinter
+
+# Relative: other threads and processors add in another order, and steps that follow from it drift apart.
+_TOLERANCE = 1e-6
+
+
+@click.command()
+@click.argument("run")
+@click.option("--output", type=PATH, required=True, help="The new run's folder.")
+@click.option("--data", type=PATH, help="Where the entries are now, if they have moved.")
+@click.option("--quiet", is_flag=True, help="Print the verdict alone.")
+def reproduce(run: str, output: Path, data: Path | None, quiet: bool) -> None:
+    """Do a run that MLflow has once more, and say whether it comes out the same.
+
+    RUN is the run's id; MLFLOW_TRACKING_URI says where it is. The entries must be the same ones. The exit code is 0 if the
+    final bound agrees.
+
+    Example: gptf reproduce 0a1b2c3d4e5f60718293a4b5c6d7e8f9 --output runs/again
+    """
+    logged = logged_run(run)
+    source = data or (None if logged.source is None else Path(logged.source))
+    if source is None:
+        raise InputError("A run on entries in memory cannot be read again: name a file with --data. Got none.")
+    entries = read(source, **logged.reading)
+    if not digest(entries).startswith(logged.digest):
+        raise InputError(f"The entries must be those of the run. Got others: {source} has changed.")
+    config = TrainConfig.from_dict(logged.config, f"run {run}")
+    value = logged.reading.get("value") or "value"
+    result = fit(entries, config, tracker=None if quiet else ProgressPrinter(), output=output, value_name=value)
+    same = logged.bound is not None and math.isclose(result.bound, logged.bound, rel_tol=_TOLERANCE)
+    click.echo(
+        f"bound of an entry: {result.bound!r}, logged {logged.bound!r}: {'the same' if same else 'not the same'}"
+    )
+    if not same:
+        raise click.exceptions.Exit(1)

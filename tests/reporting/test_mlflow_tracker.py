@@ -1,0 +1,293 @@
+"""Runs that are logged to a real MLflow server: everything is there, once, and in the run that it belongs to."""
+
+import json
+import math
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from servers import Server, running, tool, tracking_server
+from small_tensor import make_entries
+
+from gptf_gpytorch import InputError, InterruptedRunError, MLflowTracker, NumericalError, Tracker, fit
+from gptf_gpytorch.tracking.journal import Journal
+
+SMALL: dict[str, Any] = {"rank": 2, "inducing": 15, "max_iterations": 6}
+
+
+def steps_of(client: Any, run_id: str, name: str) -> list[tuple[int, float]]:
+    return sorted((metric.step, metric.value) for metric in client.get_metric_history(run_id, name))
+
+
+def run_of(tracker: MLflowTracker) -> str:
+    """The run's id, when everything is sent: what is stopped does not wait for that."""
+    for _ in range(600):
+        if tracker.trouble is None:
+            break
+        time.sleep(0.1)
+    assert tracker.trouble is None
+    return str(tracker.run_id or tracker.journal.sent["run_id"])
+
+
+def test_a_run_holds_config_tags_and_the_data_set(logged: Any) -> None:
+    run = logged.run
+    assert run.info.status == "FINISHED"
+    assert run.info.run_name == "a run"
+    assert logged.client.get_experiment(run.info.experiment_id).name == "first"
+    assert set(run.data.params) == set(logged.result.fitted.config.to_dict())
+    assert run.data.params["rank"] == "2"
+    tags = run.data.tags
+    assert (tags["shape"], tags["modes"], tags["workers"]) == ("15 x 12 x 10", "user, item, day", "1")
+    assert (tags["likelihood"], tags["team"], tags["version.torch"]) == ("gaussian", "ads", torch.__version__)
+    assert tags["gptf.reason"] == logged.result.reason
+    (dataset,) = run.inputs.dataset_inputs
+    assert dataset.dataset.name == "train.csv"
+    assert json.loads(dataset.dataset.profile)["modes"] == {"user": 15, "item": 12, "day": 10}
+
+
+def test_every_number_of_every_step_is_there_once(logged: Any) -> None:
+    run_id, steps = logged.run.info.run_id, logged.result.history.steps
+    assert len(steps) == 6
+    for name in ("bound", "gradient_norm", "noise", "held_out", "seconds", "entries_per_second"):
+        wanted = [(step.iteration, getattr(step, name)) for step in steps]
+        assert steps_of(logged.client, run_id, name) == wanted, name
+    for name in steps[0].terms:
+        assert steps_of(logged.client, run_id, f"term.{name}") == [(s.iteration, s.terms[name]) for s in steps]
+    metrics = logged.run.data.metrics
+    assert metrics["final_bound"] == logged.result.bound
+    assert math.isfinite(metrics["held_out_rmse"])
+
+
+def test_figures_config_and_environment_are_artifacts(logged: Any) -> None:
+    run_id = logged.run.info.run_id
+    figures = {Path(found.path).name for found in logged.client.list_artifacts(run_id, "figures")}
+    assert figures == {"bound.png", "predicted.png", "relevance.png", "factors-0.png", "factors-1.png", "factors-2.png"}
+    assert {"config.json", "environment.txt"} <= {found.path for found in logged.client.list_artifacts(run_id)}
+
+
+def test_starts_are_nested_runs(logged: Any) -> None:
+    run = logged.run
+    children = logged.client.search_runs([run.info.experiment_id], f"tags.`mlflow.parentRunId` = '{run.info.run_id}'")
+    assert sorted(child.data.params["seed"] for child in children) == ["0", "1"]
+    assert all(child.info.status == "FINISHED" and "bound" in child.data.metrics for child in children)
+
+
+def test_the_model_is_registered_with_its_alias(logged: Any) -> None:
+    version = logged.client.get_model_version_by_alias("served", "champion")
+    assert version.run_id == logged.run.info.run_id
+
+
+class Stops(Tracker):
+    """Asks the run to stop after a step."""
+
+    def __init__(self, after: int) -> None:
+        self.after = after
+
+    def step(self, record: Any) -> None:
+        if record["iteration"] == self.after:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+def test_a_resumed_run_goes_on_in_the_same_run(client: Any, tmp_path: Path) -> None:
+    entries, output = make_entries(300), tmp_path / "run"
+    first = MLflowTracker()
+    with pytest.raises(InterruptedRunError):
+        fit(entries, **SMALL, tracker=[Stops(3), first], output=output)
+    run_id = run_of(first)
+    assert client.get_run(run_id).info.status == "KILLED"
+    assert "Stopped by a signal" in client.get_run(run_id).data.tags["gptf.reason"]
+    second = MLflowTracker()
+    result = fit(entries, **SMALL, tracker=second, output=output, resume=True)
+    assert run_of(second) == run_id
+    assert client.get_run(run_id).info.status == "FINISHED"
+    assert steps_of(client, run_id, "bound") == [(step.iteration, step.bound) for step in result.history.steps]
+
+
+def test_a_failed_run_ends_failed_with_its_reason(client: Any, tmp_path: Path) -> None:
+    class Breaks(Tracker):
+        def step(self, record: Any) -> None:
+            raise NumericalError("The bound must be a number. Got none.")
+
+    tracker = MLflowTracker()
+    with pytest.raises(NumericalError):
+        fit(make_entries(200), **SMALL, tracker=[tracker, Breaks()], output=tmp_path / "run")
+    run = client.get_run(run_of(tracker))
+    assert run.info.status == "FAILED"
+    assert "The bound must be a number" in run.data.tags["gptf.reason"]
+
+
+def test_a_killed_process_leaves_a_failed_run(client: Any, csv: Path, tmp_path: Path) -> None:
+    output = tmp_path / "run"
+    command = [tool("gptf"), "train", csv, "--output", output, "--track", "mlflow", "--max-iterations", "100000"]
+    command += ["--tolerance", "0", "--patience", "0", "--quiet"]
+    process = subprocess.Popen(list(map(str, command)))
+    for _ in range(300):
+        journals = Journal.all(output)
+        if journals and journals[-1].sent["run_id"]:
+            break
+        time.sleep(0.1)
+    process.kill()
+    process.wait()
+    journal = Journal.all(output)[-1]
+    for _ in range(300):
+        run = client.get_run(journal.sent["run_id"])
+        if run.info.status == "FAILED" and not journal.waiting:
+            break
+        time.sleep(0.1)
+    assert run.info.status == "FAILED"
+    assert "killed" in run.data.tags["gptf.reason"]
+
+
+def test_a_server_that_dies_in_the_middle_loses_nothing(csv: Path, tmp_path: Path, monkeypatch: Any) -> None:
+    from mlflow.tracking import MlflowClient
+
+    output, own = tmp_path / "run", tracking_server(tmp_path)
+
+    class Kills(Tracker):
+        def step(self, record: Any) -> None:
+            if record["iteration"] == 5:
+                journal, patience = tracker.journal, time.monotonic() + 60
+                while not journal.sent["start"] and time.monotonic() < patience:
+                    time.sleep(0.05)  # until the server has heard something
+                own.kill()
+
+    tracker = MLflowTracker("lost")
+    with running(own):
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", own.uri)
+        result = fit(make_entries(300), **{**SMALL, "max_iterations": 12}, tracker=[tracker, Kills()], output=output)
+        assert result.history.steps[-1].iteration == 12
+        assert tracker.trouble is not None
+        assert f"gptf sync {output}" in tracker.trouble
+        failed = subprocess.run([tool("gptf"), "sync", output], capture_output=True, text=True)
+        assert failed.returncode == 1
+        assert failed.stderr.count("\n") == 1
+        own.start()
+        for _ in range(2):  # the second time there is nothing left
+            done = subprocess.run([tool("gptf"), "sync", output], capture_output=True, text=True, check=True)
+        assert ": 0 records sent" in done.stderr
+        client, run_id = MlflowClient(own.uri), tracker.journal.sent["run_id"]
+        assert steps_of(client, run_id, "bound") == [(step.iteration, step.bound) for step in result.history.steps]
+        assert client.get_run(run_id).info.status == "FINISHED"
+        assert len(client.search_runs([client.get_experiment_by_name("lost").experiment_id])) == 1
+
+
+def test_the_users_own_run_is_logged_to_and_left_open(client: Any, tmp_path: Path) -> None:
+    import mlflow
+
+    mlflow.set_tracking_uri(os.environ["MLFLOW_TRACKING_URI"])
+    try:
+        with mlflow.start_run() as mine:
+            mlflow.log_param("mine", 1)
+            tracker = MLflowTracker()
+            fit(make_entries(200), **SMALL, tracker=tracker)
+            assert run_of(tracker) == mine.info.run_id
+            assert client.get_run(mine.info.run_id).info.status == "RUNNING"
+            assert client.get_run(mine.info.run_id).data.params["rank"] == "2"
+    finally:
+        mlflow.set_tracking_uri(None)
+
+
+def test_the_experiment_in_the_environment_is_respected(client: Any, monkeypatch: Any) -> None:
+    monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "by the environment")
+    tracker = MLflowTracker()
+    fit(make_entries(200), **SMALL, tracker=tracker)
+    experiment = client.get_run(run_of(tracker)).info.experiment_id
+    assert client.get_experiment(experiment).name == "by the environment"
+
+
+def test_without_a_server_runs_go_to_a_file(tmp_path: Path, csv: Path) -> None:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("MLFLOW")}
+    command = [tool("gptf"), "train", csv, "--track", "mlflow", "--output", "run", "--max-iterations", "3"]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "mlflow.db").is_file()
+    assert "MLflow has not got" not in done.stderr
+
+
+def test_a_leftover_mlruns_is_explained_on_one_line(tmp_path: Path, csv: Path) -> None:
+    (tmp_path / "mlruns" / "0").mkdir(parents=True)
+    (tmp_path / "mlruns" / "0" / "meta.yaml").write_text("name: Default\nexperiment_id: '0'\n")
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("MLFLOW")}
+    command = [tool("gptf"), "train", csv, "--track", "mlflow", "--output", "run", "--max-iterations", "3"]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    (line,) = [line for line in done.stderr.splitlines() if "mlruns" in line]
+    assert "mv mlruns mlruns.old" in line
+    assert "gptf sync run" in line
+    (tmp_path / "mlruns").rename(tmp_path / "mlruns.old")
+    subprocess.run([tool("gptf"), "sync", "run"], cwd=tmp_path, env=environment, check=True)
+
+
+def test_an_alias_needs_a_name() -> None:
+    with pytest.raises(InputError, match=r"An alias is that of a registered model. Got 'x' without"):
+        MLflowTracker(alias="x")
+
+
+def test_flags_of_tracking_need_tracking(tmp_path: Path, csv: Path) -> None:
+    done = subprocess.run([tool("gptf"), "train", csv, "--register", "x"], capture_output=True, text=True)
+    assert done.returncode == 2
+    assert "--register is for runs that are logged. Got it without --track mlflow." in done.stderr
+
+
+def test_a_run_is_reproduced_from_what_mlflow_has(logged: Any, server: Server, tmp_path: Path) -> None:
+    environment = {**os.environ, "MLFLOW_TRACKING_URI": server.uri}
+    command = [tool("gptf"), "reproduce", logged.run.info.run_id, "--output", tmp_path / "again", "--quiet"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "the same" in done.stdout
+
+
+def test_a_sweep_is_a_table_and_nested_runs(server: Server, client: Any, csv: Path, tmp_path: Path) -> None:
+    command = [tool("gptf"), "sweep", csv, "--rank", "1", "--rank", "2", "--kernel", "rbf", "--kernel", "matern52"]
+    command += ["--inducing", "10", "--max-iterations", "3", "--output", tmp_path / "sweep", "--quiet", "--json"]
+    command += ["--track", "mlflow", "--experiment", "swept"]
+    first = subprocess.run(command, capture_output=True, text=True)
+    assert first.returncode == 0, first.stderr
+    rows = json.loads(first.stdout)
+    assert [row["held_out"] for row in rows] == sorted((row["held_out"] for row in rows), reverse=True)
+    runs = client.search_runs([client.get_experiment_by_name("swept").experiment_id])
+    (parent,) = [run for run in runs if run.info.run_name == "sweep" or "swept_rank" in run.data.params]
+    children = [run for run in runs if run.data.tags.get("mlflow.parentRunId") == parent.info.run_id]
+    assert {(run.data.params["rank"], run.data.params["kernel"]) for run in children} == {
+        (rank, kernel) for rank in ("1", "2") for kernel in ("rbf", "matern52")
+    }
+    assert parent.data.metrics["best_held_out"] == pytest.approx(rows[0]["held_out"])
+    again = subprocess.run(command, capture_output=True, text=True)
+    assert json.loads(again.stdout) == rows  # and nothing was trained again
+
+
+@pytest.mark.skipif(not tool("horovodrun").exists(), reason="Horovod is not installed")
+def test_of_two_workers_one_speaks(client: Any, csv: Path, tmp_path: Path) -> None:
+    command = [tool("horovodrun"), "-np", "2", "--gloo", tool("gptf"), "train", csv, "--output", tmp_path / "run"]
+    command += ["--rank", "2", "--inducing", "10", "--max-iterations", "3", "--track", "mlflow", "--experiment", "two"]
+    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (journal,) = Journal.all(tmp_path / "run")
+    for _ in range(600):
+        if not journal.waiting:
+            break
+        time.sleep(0.1)
+    (run,) = client.search_runs([client.get_experiment_by_name("two").experiment_id])
+    assert (run.info.status, run.data.tags["workers"]) == ("FINISHED", "2")
+    assert [step for step, _ in steps_of(client, run.info.run_id, "bound")] == [1, 2, 3]
+
+
+def test_system_metrics_come_on_request(client: Any, monkeypatch: Any) -> None:
+    monkeypatch.setenv("MLFLOW_SYSTEM_METRICS_SAMPLING_INTERVAL", "0.2")
+
+    class Waits(Tracker):
+        def step(self, record: Any) -> None:
+            patience = time.monotonic() + 60
+            while record["iteration"] == 3 and not tracker.journal.sent["start"] and time.monotonic() < patience:
+                time.sleep(0.2)
+            time.sleep(1.0 if record["iteration"] == 3 else 0.0)
+
+    tracker = MLflowTracker(system_metrics=True)
+    fit(make_entries(200), **{**SMALL, "max_iterations": 3}, tracker=[tracker, Waits()])
+    metrics = client.get_run(run_of(tracker)).data.metrics
+    assert any(name.startswith("system/") for name in metrics)
