@@ -112,10 +112,10 @@ def _fitted(
 def _numbers(fitted: FittedModel) -> dict[str, float]:
     """What came of a run: the state that was kept, and how long it took."""
     history = fitted.history
-    if history is None or history.kept is None or history.kept.held_out is None:
+    kept = None if history is None else history.kept
+    if history is None or kept is None or kept.held_out is None:
         raise InputError("A sweep compares runs that held entries out. Got one that did not.")
     last = history.steps[-1]
-    kept = history.kept
     return {"held_out": kept.held_out, "bound": kept.bound, "steps": last.iteration, "seconds": last.seconds}
 
 
