@@ -66,6 +66,51 @@ def test_the_default_solver_is_monotone_and_reaches_the_optimum_on_1000_random_p
         assert solution.gradient_norm == pytest.approx(float(gradient.norm()), abs=1e-12)
 
 
+def test_a_step_that_is_expected_to_solve_it_does() -> None:
+    """The last step is not looked at by the solver, so here it is. A few, from far away, are no good: callers look, too."""
+    generator = torch.Generator().manual_seed(2)
+    saved, missed = 0, 0
+    for _ in range(1000):
+        w, _ = random_problem(generator)
+        start = torch.randn(w.size(0), dtype=torch.float64, generator=generator)
+        looked, foreseen = (
+            newton(lambda eta, w=w: curvature(w, eta), start, tolerance=1e-8, foresee=foresee)
+            for foresee in (False, True)
+        )
+        assert not looked.expected
+        gradient = curvature(w, foreseen.eta).a5 - foreseen.eta
+        missed += int(gradient.norm() > 1e-8)
+        saved += looked.passes - foreseen.passes
+        assert (foreseen.passes < looked.passes) == foreseen.expected
+    assert missed <= 5
+    assert saved > 800
+
+
+def test_a_step_that_was_expected_to_solve_it_and_did_not_is_followed_by_more(
+    probit: Small, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mll = probit.mll()
+    bound = mll(probit.model(probit.indices), probit.y).item()
+    assert mll.solution.expected
+    assert mll.solution.gradient_norm <= 1e-8
+    assert mll.solution.gradient_norm == pytest.approx(_norm(mll, probit), rel=1e-3, abs=1e-13)
+    few = mll.solution.passes
+    probit.model.variational_strategy._variational_distribution.variational_mean.zero_()
+    monkeypatch.setattr("gptf_gpytorch.variational.fixed_point._MARGIN", 1e12)  # the second step is believed in
+    assert mll(probit.model(probit.indices), probit.y).item() == pytest.approx(bound, rel=1e-12)
+    assert mll.solution.converged
+    assert mll.solution.passes >= few
+    assert _norm(mll, probit) <= 1e-8
+
+
+def _norm(mll: CollapsedELBO, problem: Small) -> float:
+    """The gradient at the lambda that was written."""
+    with torch.no_grad():
+        again = problem.mll(lambda_tolerance=1e3)
+        again(problem.model.train()(problem.indices), problem.y)
+    return again.solution.gradient_norm
+
+
 def test_one_step_is_the_papers_equation(probit: Small) -> None:
     """Whitened here, unwhitened in the oracle."""
     mll = probit.mll(lambda_solver="fixed_point", lambda_passes=2)
