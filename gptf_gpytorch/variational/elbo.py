@@ -283,7 +283,7 @@ class CollapsedELBO(gpytorch.mlls.MarginalLogLikelihood):  # type: ignore[misc]
 
     def _last_eta(self, batch_shape: torch.Size) -> Tensor:
         """lambda, whitened, as it was last written."""
-        last = self.strategy._variational_distribution.variational_mean.detach()
+        last: Tensor = self.strategy._variational_distribution.variational_mean.detach()
         shape = (*batch_shape, last.size(-1))
         return last.expand(shape).clone() if len(last.shape) <= len(shape) else last.new_zeros(shape)
 
