@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # A tracking server for a team: users with passwords, runs in PostgreSQL, artifacts in a store of the team's.
 #
-#   export MLFLOW_BACKEND_STORE_URI=postgresql://mlflow@db.example.com/mlflow    # password in ~/.pgpass, not here
+#   export MLFLOW_BACKEND_STORE_URI=postgresql+psycopg2://mlflow@db.example.com/mlflow    # password in ~/.pgpass, not here
 #   export MLFLOW_ARTIFACTS_DESTINATION=s3://team-artifacts                      # or a folder
 #   export MLFLOW_AUTH_CONFIG_PATH=/etc/mlflow/basic_auth.ini                    # readable by the server alone
 #   export MLFLOW_FLASK_SERVER_SECRET_KEY_FILE=/etc/mlflow/secret                # readable by the server alone
@@ -12,7 +12,7 @@
 #
 #   [mlflow]
 #   default_permission = READ
-#   database_uri = postgresql://mlflow@db.example.com/mlflow_auth
+#   database_uri = postgresql+psycopg2://mlflow@db.example.com/mlflow_auth
 #   admin_username = admin
 #   admin_password = (choose one: this script refuses an empty one and MLflow's own)
 #

@@ -59,7 +59,7 @@ class Rendezvous:
         return None
 
     def _request(self, method: str, key: str, body: bytes | None = None) -> bytes:
-        connection = http.client.HTTPConnection(self.host, self.port, timeout=_GRACE)
+        connection = http.client.HTTPConnection(self.host, self.port, timeout=_GRACE / 2)
         try:
             connection.request(method, f"/{self.scope}/{key}", body)
             answer = connection.getresponse()
@@ -128,7 +128,7 @@ class Watchdog:
                     continue
                 verdict, culprits = self._inquire()
             except OSError as error:
-                if waited < self.timeout:
+                if waited < self.timeout + self._grace:  # a busy machine may answer the next time
                     continue
                 me = f"worker {self.rank} (process {os.getpid()} on {socket.gethostname()})"
                 verdict, culprits = f"horovodrun does not answer {me} any more: {error}.", []
