@@ -2,7 +2,7 @@
 
 Each reading is a process of its own, so that its peak of memory is its own; the two take turns.
 
-python experiments/benchmarks/reading.py [--rows 10000000] [--rounds 3]
+python experiments/benchmarks/reading.py [--rows 10000000] [--rounds 7]
 """
 
 import json
@@ -68,7 +68,7 @@ def measure(name: str, path: Path) -> dict[str, float]:
 
 @click.command(help=__doc__)
 @click.option("--rows", default=10_000_000, show_default=True)
-@click.option("--rounds", default=3, show_default=True)
+@click.option("--rounds", default=7, show_default=True)
 def main(rows: int, rounds: int) -> None:
     """Measure, print the ratios, keep the JSON."""
     sizes = {"user": 1_000_000, "site": 5_000, "ad": 20_000, "hour": 240}

@@ -1,7 +1,7 @@
 """Cells of a tensor as sortable keys: one number a cell, so that sets of cells are sorted arrays."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -81,6 +81,53 @@ class CellKeys:
 
         everywhere(fill, len(array))
         return positions
+
+
+def repeat(keys: Keys) -> bool:
+    """Whether two keys are equal: not much slower than to sort them anywhere, and faster where sorting is slow.
+
+    Every key writes its row into a slot of its own choice, and then looks who was the last to write there. Equal keys
+    share a slot: either one of them was the last and the other finds it there, or both go on with all who lost.
+    """
+    for turn in range(8):
+        if keys.dtype != np.int64 or len(keys) < 2**16:
+            break
+        losers = _losers(keys, np.uint64(0x9E3779B97F4A7C15 * (2 * turn + 1) % 2**64))
+        if losers is None:
+            return True
+        keys = losers
+    keys = np.sort(keys)
+    return bool((keys[1:] == keys[:-1]).any())
+
+
+def _losers(keys: Keys, odd: np.uint64) -> Keys | None:
+    """The keys whose slot another one has; None if that is an equal one."""
+    table = np.empty(1 << len(keys).bit_length(), dtype=np.int32 if len(keys) < 2**31 else np.int64)
+    shift = np.uint64(65 - len(table).bit_length())
+
+    def parts(rows: range) -> Iterator[tuple[Keys, Any, Keys]]:
+        for start in rows[:: 2**15]:
+            part = keys[start : min(start + 2**15, rows.stop)]
+            slots = ((part ^ (part >> 32)).view(np.uint64) * odd) >> shift
+            yield part, slots.view(np.int64), np.arange(start, start + len(part), dtype=table.dtype)
+
+    def write(rows: range) -> None:
+        for _, slots, numbers in parts(rows):
+            table[slots] = numbers
+
+    def look(rows: range) -> Keys | None:
+        lost = []
+        for part, slots, numbers in parts(rows):
+            last = table.take(slots, mode="clip")
+            away = np.flatnonzero(last != numbers)
+            lost.append(part[away])
+            if (keys.take(last[away]) == lost[-1]).any():
+                return None
+        return np.concatenate(lost)
+
+    everywhere(write, len(keys))
+    found = everywhere(look, len(keys))
+    return None if any(part is None for part in found) else np.concatenate([part for part in found if part is not None])
 
 
 def contains(keys: Keys, wanted: Keys) -> np.ndarray[Any, np.dtype[np.bool_]]:

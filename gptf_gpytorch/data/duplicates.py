@@ -7,7 +7,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 import torch
 
-from gptf_gpytorch.data.cells import CellKeys, Keys
+from gptf_gpytorch.data.cells import CellKeys, Keys, repeat
 from gptf_gpytorch.data.entries import TensorEntries
 from gptf_gpytorch.errors import DataError, InputError
 from gptf_gpytorch.wording import option
@@ -39,10 +39,8 @@ def resolve(
     mask = entries.known.numpy() if entries.unseen == "prior" else None
     cells = entries.indices if mask is None else entries[mask].indices
     keys = CellKeys(entries.shape).of(cells)
-    keys.sort()
-    if not (keys[1:] == keys[:-1]).any():
+    if not repeat(keys):
         return entries
-    keys = CellKeys(entries.shape).of(cells)
     known = np.arange(len(entries)) if mask is None else np.flatnonzero(mask)
     if policy == "error":
         raise DataError(_complaint(entries, known, keys, where or (lambda row: f"row {row}")))

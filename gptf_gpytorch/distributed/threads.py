@@ -63,12 +63,17 @@ def split(job: Callable[[Sequence[Any]], _Result], chunks: Sequence[Any], thread
 
 
 def everywhere(job: Callable[[range], _Result], rows: int) -> list[_Result]:
-    """A job on equal parts of the rows, one for each core, if there are enough to be worth it."""
-    count = available() if rows > 2**20 else 1
+    """A job on equal parts of the rows, on all cores if there are enough to be worth it.
+
+    There are several parts for each core, because they may not take the same time: memory that is touched for the first
+    time is slow.
+    """
+    cores = available() if rows > 2**20 else 1
+    if cores == 1:
+        return [job(range(rows))]
+    count = 8 * cores
     parts = [range(part * rows // count, (part + 1) * rows // count) for part in range(count)]
-    if count == 1:
-        return [job(parts[0])]
-    with ThreadPoolExecutor(count) as pool:
+    with ThreadPoolExecutor(cores) as pool:
         return list(pool.map(job, parts))
 
 

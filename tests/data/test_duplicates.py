@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from gptf_gpytorch import DataError, InputError, TensorEntries, Vocabulary
 from gptf_gpytorch.data import resolve
+from gptf_gpytorch.data.cells import repeat
 
 CELLS = [[0, 1], [1, 0], [0, 1], [1, 1], [0, 1], [1, 0]]
 
@@ -89,3 +90,26 @@ def test_policies_agree_with_a_dictionary(rows: list[tuple[int, int, int]], huge
     else:
         with pytest.raises(DataError, match=f"Got {len(rows) - len(groups)} more entries than cells"):
             resolve(found)
+
+
+def test_two_equal_keys_are_found_among_many() -> None:
+    rng = np.random.default_rng(0)
+    for count in (2**16, 100_000, 1_200_000):  # one core, and several
+        keys = rng.permutation(rng.choice(2**40, count + count // 2, replace=False)[:count].astype(np.int64))
+        assert not repeat(keys)
+        for _ in range(5):
+            first, second = rng.choice(count, 2, replace=False)
+            again = keys.copy()
+            again[second] = again[first]
+            assert repeat(again)
+
+
+def test_equal_keys_are_found_where_all_share_a_slot() -> None:
+    """Keys whose hash has its bits where the table does not look."""
+    odd = 0x9E3779B97F4A7C15
+    inverse = pow(odd, -1, 2**64)
+    keys = (np.arange(70_000, dtype=np.uint64) * np.uint64(inverse)).view(np.int64)
+    keys = keys ^ (keys >> 32)
+    assert not repeat(keys)
+    keys[69_999] = keys[3]
+    assert repeat(keys)

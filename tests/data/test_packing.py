@@ -19,7 +19,8 @@ def check(blocks: list[list[str]]) -> None:
         packer.add(pa.array(["before", *block, "after"], pa.string())[1:-1])
     codes, ids = packer.finish()
     texts = [text for block in blocks for text in block]
-    assert ids.to_pylist() == sorted(set(texts))
+    assert len(ids) == len(set(texts))
+    assert ids.take(pa.array(packing.order(ids))).to_pylist() == sorted(set(texts))
     assert [ids[code].as_py() for code in np.concatenate(codes)] == texts
 
 
@@ -33,7 +34,19 @@ def test_collisions_and_merges_change_nothing(blocks: list[list[str]]) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(packing, "_hash", lambda words: words[0] << np.uint64(62))
         patch.setattr(packing, "ROWS", 3)
+        patch.setattr(packing, "ROOM", 4)
         check(blocks)
+
+
+def test_a_table_that_has_grown_many_times_knows_all_of_its_words() -> None:
+    numbers = np.random.default_rng(0).permutation(np.repeat(np.arange(300_000), 2))
+    texts = [f"{number:x}" for number in numbers.tolist()]
+    packer = packing.Packer()
+    for start in range(0, len(texts), 50_000):
+        packer.add(pa.array(texts[start : start + 50_000]))
+    codes, ids = packer.finish()
+    assert len(ids) == 300_000
+    assert ids.take(pa.array(np.concatenate(codes))).to_pylist() == texts
 
 
 def test_what_does_not_fit_is_not_packed() -> None:

@@ -147,7 +147,9 @@ def test_runs_are_kept_in_postgresql(postgresql: str, tmp_path: Path, monkeypatc
             monkeypatch.setenv(f"MLFLOW_TRACKING_{name}", value)
         tracker = MLflowTracker()
         fit(make_entries(200), rank=1, inducing=10, max_iterations=3, tracker=tracker)
-        until = time.monotonic() + 150.0  # the server hashes a password for every request; what is left is sent meanwhile
+        until = (
+            time.monotonic() + 150.0
+        )  # the server hashes a password for every request; what is left is sent meanwhile
         while tracker.trouble and time.monotonic() < until:
             time.sleep(0.5)
         assert tracker.trouble is None

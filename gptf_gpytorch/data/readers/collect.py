@@ -33,6 +33,7 @@ class Parts:
         self.time = chosen.time and TimeColumn(chosen.time, source)
         self.modes = [self._mode(mode, name, text) for mode, name in enumerate(chosen.modes)]
         self.values: Array = np.empty(0, dtype=kept)
+        self.indices: Array = np.empty((0, len(chosen.modes)), dtype=np.int32)
         self.count = 0
 
     def _mode(self, mode: int, name: str, text: bool) -> IdColumn | IndexColumn:
@@ -63,10 +64,10 @@ class Parts:
 
     def finish(self) -> tuple[list[EntityRows], list[Vocabulary | int]]:
         """The rows of each mode, and its vocabulary (the ids found, or those given) or its size."""
-        with ThreadPoolExecutor(1 + len(self.modes)) as pool:
-            values = pool.submit(self.value.finish)
+        with ThreadPoolExecutor(2 + len(self.modes)) as pool:
+            values, room = pool.submit(self.value.finish), pool.submit(self._room)
             finished = list(pool.map(lambda column: column.finish(), self.modes))
-            self.values = values.result()
+            self.values, self.indices = values.result(), room.result()
         rows, sizes = [], []
         for mode, (column, (found, size)) in enumerate(zip(self.modes, finished, strict=True)):
             given = self.request.vocabulary(mode, column.name)
@@ -75,6 +76,12 @@ class Parts:
             rows.append(found)
             sizes.append(size)
         return rows, sizes
+
+    def _room(self) -> Array:
+        """Memory for the indices, touched once: that takes time, while most columns have nothing to do any more."""
+        indices = np.empty((self.count, len(self.modes)), dtype=np.int32)
+        indices.reshape(-1)[::1024] = 0
+        return indices
 
     def _translate(self, rows: EntityRows, found: Vocabulary, given: Vocabulary, name: str) -> EntityRows:
         if found.kind != given.kind:
@@ -98,7 +105,7 @@ class Parts:
                     f"Got {size} ids in {self.source.name} (index_base= takes ids as indices)."
                 )
         kind = np.int32 if index_type(shape) == torch.int32 else np.int64
-        indices = np.empty((self.count, len(rows)), dtype=kind)
+        indices = self.indices.astype(kind, copy=False)
 
         def fill(some: range) -> None:
             for start in some[:: 2**15]:  # whose rows stay in a cache from one mode to the next

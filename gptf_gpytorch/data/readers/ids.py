@@ -9,9 +9,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from gptf_gpytorch.data.readers import packing
-from gptf_gpytorch.data.readers.numbers import unboxed
+from gptf_gpytorch.data.readers.numbers import boxed, unboxed
 from gptf_gpytorch.data.readers.request import IdKind, Source
-from gptf_gpytorch.data.readers.rows import Array, EntityRows
+from gptf_gpytorch.data.readers.rows import Array, EntityRows, compact
 from gptf_gpytorch.data.vocabulary import Vocabulary, id_type
 from gptf_gpytorch.errors import DataError
 from gptf_gpytorch.wording import option
@@ -25,8 +25,8 @@ _LEAST, _MOST, _MORE = 2**24, 2**27, 8
 class IdColumn:
     """The ids of a mode: codes `[N]` into distinct ids, which :meth:`finish` turns into rows of a vocabulary.
 
-    Blocks are checked when they come, and encoded by a thread of their own. Short strings that are mostly distinct are
-    packed and sorted; all else waits, and is left to Arrow's hash table, many blocks at once because merging a
+    Blocks are checked when they come, and encoded by a thread of their own. Short strings that are mostly distinct, or
+    all of one length, are packed; all else waits, and is left to Arrow's hash table, many blocks at once because merging a
     dictionary of each would be slow. Memory is that of the distinct ids, the codes, and what waits, which is bounded.
     """
 
@@ -67,7 +67,9 @@ class IdColumn:
 
     def _take(self, block: pa.Array) -> None:
         if self.packing is None:
-            self.packing = packing.is_text(block) and pc.count_distinct(block).as_py() > len(block) / 4
+            self.packing = packing.is_text(block) and (
+                packing.is_even(block) or pc.count_distinct(block).as_py() > len(block) / 4
+            )
         if self.packing and packing.packs(block):
             if self.packer is None:
                 self._encode()
@@ -87,9 +89,12 @@ class IdColumn:
             (codes, ids), self.packer = self.packer.finish(), None
         elif self.waiting and pa.types.is_dictionary(self.waiting[0].type):
             blocks, self.waiting = pa.chunked_array(self.waiting).unify_dictionaries(), []
-            codes, ids = [unboxed(block.indices) for block in blocks.chunks], self._cast(blocks.chunk(0).dictionary)
+            codes, ids = (
+                [unboxed(block.indices) for block in blocks.chunks],
+                self._cast(blocks.chunk(0).dictionary, self.type),
+            )
         elif self.waiting:
-            blocks, self.waiting = [self._cast(block) for block in self.waiting], []
+            blocks, self.waiting = self.waiting, []
             self.codes += self._numbered(blocks)
             return
         else:
@@ -99,18 +104,22 @@ class IdColumn:
         else:
             (moved,) = self._numbered([ids])
             codes = [moved[part] for part in codes]
-        self.codes += [part.astype(np.int32, copy=False) for part in codes]
+        self.codes += [compact(part, len(self.distinct)) for part in codes]
 
     def _numbered(self, blocks: list[pa.Array]) -> list[Array]:
         """Codes of ids, where those that are known keep theirs."""
         known = [] if self.distinct is None else [self.distinct]
-        encoded = pa.chunked_array([*known, *blocks]).dictionary_encode()
-        self.distinct = encoded.chunk(0).dictionary
-        return [unboxed(block.indices) for block in encoded.chunks[len(known) :]]
+        parts = [*known, *blocks]
+        # Text with offsets of 32 bits is encoded as it is, while it has room for all: that is what csv files come as.
+        small = packing.is_text(blocks[0]) and sum(part.nbytes for part in parts) < 2**30
+        kind = blocks[0].type if small else self.type
+        encoded = pa.chunked_array([self._cast(part, kind) for part in parts]).dictionary_encode()
+        self.distinct = self._cast(encoded.chunk(0).dictionary, self.type)
+        return [compact(unboxed(block.indices), len(self.distinct)) for block in encoded.chunks[len(known) :]]
 
-    def _cast(self, ids: pa.Array) -> pa.Array:
+    def _cast(self, ids: pa.Array, kind: pa.DataType) -> pa.Array:
         try:
-            return ids.cast(self.type)
+            return ids.cast(kind)
         except pa.ArrowInvalid as error:
             raise DataError(
                 f"Integer ids must lie within 64 bits, signed. Got: {error}, in column {self.name!r} of {self.source.name}."
@@ -129,10 +138,10 @@ class IdColumn:
         ids = self._typed(self.distinct, rows)
         if pc.all(pc.less(ids[:-1], ids[1:])).as_py():
             return rows, Vocabulary.trusted(ids)
-        order = pc.array_sort_indices(ids)
+        order = packing.order(ids)
         rank = np.empty(len(ids), dtype=np.int32)
-        rank[unboxed(order)] = np.arange(len(ids), dtype=np.int32)
-        return rows.then(rank), Vocabulary.trusted(ids.take(order))
+        rank[order] = np.arange(len(ids), dtype=np.int32)
+        return rows.then(rank), Vocabulary.trusted(ids.take(boxed(order)))
 
     def _drop_unused(self, rows: EntityRows) -> EntityRows:
         """Leave out categories of a table that no row has."""

@@ -17,6 +17,12 @@ def unboxed(block: pa.Array) -> Array:
     return np.from_dlpack(block)
 
 
+def boxed(places: Array) -> pa.Array:
+    """Integers of 64 bits as Arrow has them. (``pyarrow.array`` would import pandas.)"""
+    places = np.ascontiguousarray(places, dtype=np.int64)
+    return pa.Array.from_buffers(pa.int64(), len(places), [None, pa.py_buffer(places)])
+
+
 class IndexColumn:
     """Indices of a mode that count from a base: rows `[N]` from 0, in 32 bits while they fit."""
 

@@ -1,28 +1,29 @@
-"""Distinct short strings by sorting: several times faster than a hash table that does not fit into a cache.
+"""Distinct short strings as numbers: a hash table that is read a block at a time, several times faster than one of strings.
 
 A string of at most 16 bytes, none of them NUL, is one or two 64-bit words, exactly: its bytes, the most significant
 first, then zeros. So words compare as the strings do.
 """
 
-from typing import Literal
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from gptf_gpytorch.data.readers.rows import Array
-from gptf_gpytorch.distributed import threads
+from gptf_gpytorch.data.readers.rows import Array, compact
 
 Words = list[Array]
 """The first eight bytes of each string, and where some are longer, the next eight."""
 
 LONGEST = 16
-ROWS = 2**24  # that are sorted together, 128 MB of words: merging groups takes longer than a larger group
+ROWS = 2**15  # that are looked up together: what is between fits into a cache
 _ALL = 2**64 - 1
 _MASKS = [
     np.array([_ALL ^ (_ALL >> 8 * min(max(n - at, 0), 8)) for n in range(LONGEST + 1)], np.uint64) for at in (0, 8)
 ]
 _ODD = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xBF58476D1CE4E5B9)
+ROOM = 2**15  # distinct strings that a new table has room for
+_FREE = -1
 
 
 def is_text(block: pa.Array) -> bool:
@@ -35,6 +36,12 @@ def packs(block: pa.Array) -> bool:
     if not is_text(block) or (pc.max(pc.binary_length(block)).as_py() or 0) > LONGEST:
         return False
     return not holds(block, b"\x00")
+
+
+def is_even(block: pa.Array) -> bool:
+    """Whether all strings are of one length."""
+    ends = _text(block)[0]
+    return bool(len(ends) > 1 and (np.diff(ends) == ends[1] - ends[0]).all())
 
 
 def holds(block: pa.Array, characters: bytes) -> bool:
@@ -87,192 +94,123 @@ def unpack(words: Words) -> pa.Array:
     """The strings of words."""
     table = np.stack(words, axis=1).byteswap().view(np.uint8).reshape(len(words[0]), -1)
     there = table != 0
+    if there.all():
+        offsets = np.arange(0, table.size + 1, table.shape[1])
+        return pa.LargeStringArray.from_buffers(len(table), pa.py_buffer(offsets), pa.py_buffer(table))
     offsets = np.zeros(len(table) + 1, dtype=np.int64)
     np.cumsum(there.sum(axis=1), out=offsets[1:])
     return pa.LargeStringArray.from_buffers(len(table), pa.py_buffer(offsets), pa.py_buffer(table[there]))
 
 
 class Packer:
-    """Strings that arrive block by block -> codes into the distinct ones."""
+    """Strings that arrive block by block -> codes into the distinct ones.
+
+    A hash table with open addressing, of which NumPy takes one step for many rows at once: a row whose slot is free, or
+    holds its own word, is done; the few others try their next slot. Where several rows want one free slot the last to be
+    written has it.
+    """
 
     def __init__(self) -> None:
-        self.waiting: list[Words] = []
-        self.rows = 0
-        self.codes: list[list[Array]] = []  # of each group that was sorted together
-        self.words: list[Words] = []  # the distinct ones of each group
+        self.codes: list[Array] = []
+        self.count = 0
+        self.words: Words = [np.empty(ROOM, dtype=np.uint64)]  # the distinct ones, and room for more
+        self.slots = np.full(2 * ROOM, _FREE, dtype=np.int32)  # a code, or free; at most half of them are taken
 
     def add(self, block: pa.Array) -> None:
         """Take the next block."""
-        self.waiting.append(pack(block))
-        self.rows += len(block)
-        if self.rows >= ROWS:
-            self._sort()
+        words = pack(block)
+        while len(self.words) < len(words):
+            self.words.append(np.zeros_like(self.words[0]))
+        codes = np.empty(len(block), dtype=np.int32)
+        for start in range(0, len(block), ROWS):
+            part = slice(start, start + ROWS)
+            self._number([word[part] for word in words], codes[part])
+        self.codes.append(compact(codes, self.count))
 
-    def _sort(self) -> None:
-        if not self.waiting:
-            return
-        waiting, self.waiting, self.rows = self.waiting, [], 0
-        if all(len(words) == 1 for words in waiting):
-            parts = [words[0] for words in waiting]
-            words = [_distinct(parts)]
-            codes = _places(words[0], parts)
-        else:
-            words = _join(waiting)
-            group, members = _group(words)
-            codes, words = [group.astype(np.int32, copy=False)], [word[members] for word in words]
-        self.codes.append(codes)
-        self.words.append(words)
-        if sum(len(words[0]) for words in self.words[1:]) > max(2**23, 2 * len(self.words[0][0])):
-            self._merge()
+    def _number(self, words: Words, codes: Array) -> None:
+        """Write the codes of words; new ones get the next codes."""
+        while self.count + len(codes) > len(self.words[0]):
+            self._grow()
+        words = words + [np.zeros_like(words[0])] * (len(self.words) - len(words))
+        keys, rows, turn = _hash(words), np.arange(len(codes)), 0
+        while len(rows):
+            slots = self._slots(keys, turn)
+            found = self.slots.take(slots, mode="clip")
+            free = np.flatnonzero(found == _FREE)
+            if len(free):
+                found[free] = self._claim(slots[free], [word[free] for word in words])
+            right = self._holds(found, words)
+            if turn == 0 and right.all():
+                codes[:] = found
+                return
+            codes[rows[right]] = found[right]
+            wrong = np.flatnonzero(~right)
+            rows, keys, words, turn = rows[wrong], keys[wrong], [word[wrong] for word in words], turn + 1
 
-    def _merge(self) -> None:
-        """One group of all, which is worth it when most of the distinct strings were not merged yet."""
-        if len(self.words) == 1:
-            return
-        tables, merged_words = _merged(self.words)
-        merged = []
-        for codes, table in zip(self.codes, tables, strict=True):
-            while codes:
-                merged.append(table[codes.pop(0)])
-        self.codes, self.words = [merged], [merged_words]
+    def _claim(self, slots: Array, words: Words) -> Array:
+        """Give free slots to new words, one to each slot; the codes that the slots now hold."""
+        self.slots[slots] = np.arange(len(slots), dtype=np.int32)
+        winners = np.flatnonzero(self.slots[slots] == np.arange(len(slots)))
+        new = slice(self.count, self.count + len(winners))
+        for mine, theirs in zip(self.words, words, strict=True):
+            mine[new] = theirs[winners]
+        self.slots[slots[winners]] = np.arange(new.start, new.stop, dtype=np.int32)
+        self.count = new.stop
+        return np.asarray(self.slots[slots])
+
+    def _holds(self, found: Array, words: Words) -> Array:
+        """Whether each code is that of the word."""
+        same = self.words[0].take(found, mode="clip") == words[0]
+        for mine, theirs in zip(self.words[1:], words[1:], strict=True):
+            same &= mine.take(found, mode="clip") == theirs
+        return same
+
+    def _slots(self, keys: Array, turn: int) -> Array:
+        """Where a word is looked for at its first, second, ... turn: in the end, everywhere."""
+        first = (keys >> np.uint64(65 - len(self.slots).bit_length())).view(np.int64)
+        return np.asarray((first + turn * (turn + 1) // 2) & (len(self.slots) - 1) if turn else first)
+
+    def _grow(self) -> None:
+        """Room for four times as many; all find their slots again, as if they were new."""
+        known, count = [word[: self.count] for word in self.words], self.count
+        self.words = [np.zeros(4 * len(word), dtype=np.uint64) for word in self.words]
+        self.slots, self.count = np.full(4 * len(self.slots), _FREE, dtype=np.int32), 0
+        order = np.empty(count, dtype=np.int32)
+        for start in range(0, count, ROWS):
+            part = slice(start, start + ROWS)
+            self._number([word[part] for word in known], order[part])
+        # They were numbered in another order: back to theirs.
+        for mine, theirs in zip(self.words, known, strict=True):
+            mine[:count] = theirs
+        rank = np.empty(count, dtype=np.int32)
+        rank[order] = np.arange(count, dtype=np.int32)
+        taken = np.flatnonzero(self.slots != _FREE)
+        self.slots[taken] = rank[self.slots[taken]]
 
     def finish(self) -> tuple[list[Array], pa.Array]:
-        """Codes, in the order of the blocks, into the distinct strings, which are sorted."""
-        self._sort()
-        self._merge()
-        words, codes = self.words[0], self.codes[0]
-        if len(words) > 1:
-            order = np.lexsort(words[::-1])
-            rank = np.empty(len(order), dtype=np.int32)
-            rank[order] = np.arange(len(order), dtype=np.int32)
-            words = [word[order] for word in words]
-            for place, part in enumerate(codes):
-                codes[place] = rank[part]
-        return codes, unpack(words)
+        """Codes, in the order of the blocks, into the distinct strings."""
+        return self.codes, unpack([word[: self.count] for word in self.words])
 
 
-def _merged(parts: list[Words]) -> tuple[list[Array], Words]:
-    """The distinct strings of all parts, and for each part a table from its codes to theirs."""
-    if all(len(words) == 1 for words in parts):
-        alone = [words[0] for words in parts]
-        found = _distinct(alone)
-        return _places(found, alone), [found]
-    words = _join(parts)
-    moved, members = _group(words)
-    ends = np.cumsum([len(part[0]) for part in parts])
-    return np.split(moved, ends[:-1]), [word[members] for word in words]
-
-
-def _distinct(parts: list[Array]) -> Array:
-    """The distinct words, sorted, by all cores. (``np.unique`` takes several times as long.)"""
-    found = threads.everywhere(lambda some: _once(_slice(parts, some)), sum(map(len, parts)))
-    return found[0] if len(found) == 1 else _once(found, "stable")  # which merges what is sorted
-
-
-def _slice(parts: list[Array], rows: range) -> list[Array]:
-    """What of the parts lies within rows of all of them."""
-    ends = np.cumsum([len(part) for part in parts]).tolist()
-    return [
-        part[max(rows.start - end + len(part), 0) : max(rows.stop - end + len(part), 0)]
-        for part, end in zip(parts, ends, strict=True)
-    ]
-
-
-def _once(parts: list[Array], kind: Literal["quicksort", "stable"] = "quicksort") -> Array:
-    ordered = np.concatenate(parts)
-    ordered.sort(kind=kind)
-    new = np.ones(len(ordered), dtype=bool)
-    np.not_equal(ordered[1:], ordered[:-1], out=new[1:])
-    return np.asarray(ordered[new])
-
-
-def _places(found: Array, parts: list[Array], turn: int = 0) -> list[Array]:
-    """The place of each word of the parts among the distinct ones, by a hash table that is filled and read as a whole.
-
-    Of several words with one slot the last has it; those that lost, a few, get a table of their own.
-    """
-    shift, odd = np.uint64(62 - len(found).bit_length()), np.uint64(int(_ODD[0]) * (2 * turn + 1) % 2**64)
-    slots, members = (found * odd) >> shift, np.arange(len(found), dtype=np.int32)
-    table = np.zeros(1 << (64 - int(shift)), dtype=np.int32)
-    table[slots] = members
-    lost = np.flatnonzero(table[slots] != members)
-    shared = slots[lost]
-    table[shared] = -1 - table[shared]  # a word with a slot of its own need not be compared: there is no other
-
-    ends = np.cumsum([len(part) for part in parts])
-    places = np.split(np.empty(ends[-1], dtype=np.int32), ends[:-1])
-
-    def guess(rows: range) -> list[tuple[Array, Array, Array]]:
-        """Guess; of the wrong guesses, the words, the places that were written and which of them are wrong."""
-        missed = []
-        for words, into in zip(_slice(parts, rows), _slice(places, rows), strict=True):
-            for start in range(0, len(words), 2**15):  # so that what is between fits into a cache
-                part, place = words[start : start + 2**15], into[start : start + 2**15]
-                np.take(table, (part * odd) >> shift, out=place, mode="clip")
-                doubtful = np.flatnonzero(place < 0)
-                guesses = -1 - place[doubtful]
-                place[doubtful] = guesses
-                wrong = doubtful[found[guesses] != part[doubtful]]
-                missed.append((part[wrong], place, wrong))
-        return missed
-
-    missed = [one for some in threads.everywhere(guess, sum(map(len, parts))) for one in some if len(one[0])]
-    if missed:
-        again = _places(found[lost], [words for words, _, _ in missed], turn + 1)
-        for (_, place, wrong), right in zip(missed, again, strict=True):
-            place[wrong] = lost[right]
-    return places
-
-
-def _join(parts: list[Words]) -> Words:
-    """All rows of the parts; where one has two words, the others' second words are 0."""
-    width = max(len(words) for words in parts)
-    return [
-        np.concatenate([words[at] if at < len(words) else np.zeros_like(words[0]) for words in parts])
-        for at in range(width)
-    ]
-
-
-def _group(words: Words) -> tuple[Array, Array]:
-    """Codes of equal strings, and the row of one of them for each code.
-
-    The high bits of a hash above the bits of the row are one number; sorting those brings equal strings together. Every
-    row is then compared with its group. The few that only have the hash of another are grouped among themselves.
-    """
-    count = len(words[0])
-    bits = np.uint64(count.bit_length())
-    keys = _hash(words)
-    keys >>= bits
-    keys <<= bits
-    keys |= np.arange(count, dtype=np.uint64)
-    keys.sort()
-    new = np.empty(count, dtype=bool)
-    new[0] = True
-    rows = (keys & np.uint64((1 << count.bit_length()) - 1)).astype(np.intp)
-    keys >>= bits
-    np.not_equal(keys[1:], keys[:-1], out=new[1:])
-    del keys
-    codes = np.empty(count, dtype=np.int32)
-    codes[rows] = np.cumsum(new, dtype=np.int32) - np.int32(1)
-    members = rows[new]
-    del rows, new
-    odd = np.zeros(count, dtype=bool)
-    for word in words:
-        odd |= word[members][codes] != word
-    if odd.any():
-        strangers = np.flatnonzero(odd)
-        again, found = _group([word[strangers] for word in words])
-        codes[strangers] = again + np.int32(len(members))
-        members = np.concatenate([members, strangers[found]])
-    return codes, members
+def order(ids: pa.Array) -> Array:
+    """The places of ids in their order."""
+    if not packs(ids):
+        found: Array = np.from_dlpack(pc.array_sort_indices(ids))
+        return found
+    words = pack(ids)
+    if len(words) > 1:
+        return np.asarray(np.lexsort(words[::-1]))
+    middle = np.median(words[0][:: 1 + len(ids) // 1000]) if len(ids) else 0.0
+    halves = [np.flatnonzero(half) for half in (words[0] < middle, words[0] >= middle)]
+    with ThreadPoolExecutor(2) as pool:
+        return np.concatenate(list(pool.map(lambda half: half[np.argsort(words[0][half])], halves)))
 
 
 def _hash(words: Words) -> Array:
-    """64 bits of which the high ones are mixed; only speed depends on how well."""
-    keys = words[0] * _ODD[0]
-    if len(words) > 1:
-        keys ^= words[1]
-        keys *= _ODD[1]
+    """64 bits of which the high ones are mixed; only speed depends on how well. A second word of zeros is as none."""
+    keys: Array = words[0] * _ODD[0]
+    for word in words[1:]:
+        keys ^= word
     keys ^= keys >> np.uint64(32)
-    keys *= _ODD[0]
+    keys *= _ODD[1]
     return keys

@@ -9,6 +9,11 @@ import numpy as np
 Array = np.ndarray[Any, Any]
 
 
+def compact(codes: Array, count: int) -> Array:
+    """Codes below ``count`` in as few bytes as they need."""
+    return codes.astype(np.min_scalar_type(max(count - 1, 0)), copy=False)
+
+
 class EntityRows:
     """Codes `[N]` in pieces and, where these are not the rows themselves, a table of the row for each code.
 

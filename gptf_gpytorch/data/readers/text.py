@@ -129,7 +129,7 @@ def _types(request: Request, chosen: Chosen) -> pyarrow.csv.ConvertOptions:
         types[chosen.weight] = pa.float64()
     for mode, name in enumerate(chosen.modes):
         indices = request.index_base is not None and request.vocabulary(mode, name) is None
-        types[name] = pa.int64() if indices else pa.large_string()
+        types[name] = pa.int64() if indices else pa.string()
     # No text stands for a missing value: an empty field is refused, and "NA" is an id like any other.
     return pyarrow.csv.ConvertOptions(
         column_types=types, include_columns=list(chosen.all), null_values=[], strings_can_be_null=False
