@@ -160,7 +160,7 @@ class Packer:
 
     def _holds(self, found: Array, words: Words) -> Array:
         """Whether each code is that of the word."""
-        same = self.words[0].take(found, mode="clip") == words[0]
+        same: Array = self.words[0].take(found, mode="clip") == words[0]
         for mine, theirs in zip(self.words[1:], words[1:], strict=True):
             same &= mine.take(found, mode="clip") == theirs
         return same
