@@ -1,0 +1,28 @@
+"""The methods that ours is compared with, by the name that tables and configurations call them."""
+
+from baselines.base import Fitted, Method, Task
+from baselines.inftucker import InfTucker
+from baselines.linear import FactorizationMachine, LinearSVM, Logistic
+from baselines.multilinear import CP, CP2, HOSVD, NonnegativeCP, SparseCP, Tucker
+from baselines.simple import Mean, Popularity
+from baselines.tools import TooLargeError, WrongTaskError
+
+METHODS: dict[str, type[Method]] = {
+    method.name: method
+    for method in (
+        Mean,
+        Popularity,
+        CP,
+        CP2,
+        NonnegativeCP,
+        HOSVD,
+        Tucker,
+        SparseCP,
+        InfTucker,
+        Logistic,
+        LinearSVM,
+        FactorizationMachine,
+    )
+}
+
+__all__ = ["METHODS", "Fitted", "Method", "Task", "TooLargeError", "WrongTaskError"]
