@@ -5,6 +5,8 @@ from baselines.inftucker import InfTucker
 from baselines.linear import FactorizationMachine, LinearSVM, Logistic
 from baselines.multilinear import CP, CP2, HOSVD, NonnegativeCP, SparseCP, Tucker
 from baselines.simple import Mean, Popularity
+from baselines.subtensors import DinTuckerLite, InfTuckerExLite
+from baselines.svgp import SVGPAdam
 from baselines.tools import TooLargeError, WrongTaskError
 
 METHODS: dict[str, type[Method]] = {
@@ -19,9 +21,12 @@ METHODS: dict[str, type[Method]] = {
         Tucker,
         SparseCP,
         InfTucker,
+        DinTuckerLite,
+        InfTuckerExLite,
         Logistic,
         LinearSVM,
         FactorizationMachine,
+        SVGPAdam,
     )
 }
 

@@ -1,0 +1,187 @@
+"""The scalable relatives of InfTucker: tensor-variate Gaussian processes of many small sub-tensors with shared factors."""
+
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import product, repeat
+from typing import ClassVar
+
+import numpy as np
+import torch
+from sklearn.exceptions import ConvergenceWarning
+from sklearn.mixture import BayesianGaussianMixture
+from torch import Tensor
+
+from baselines.base import Array, Fitted, Task
+from baselines.tensor_gp import KERNELS, TensorGP
+from baselines.tools import choose, nonzeros
+from gptf_gpytorch.distributed.threads import one_core_each
+
+Rows = list[Tensor]  # a sorted choice of entities, for each mode
+LogPrior = Callable[[int, Tensor], Tensor]  # of a mode's factors
+
+
+class Subtensors:
+    """Draws sub-tensors, whose cells without a training entry are 0.
+
+    Entities are drawn with probabilities proportional to their numbers of training entries, so that a sub-tensor is
+    seldom empty.
+
+    :param size: entities of a mode, or all where there are fewer.
+    """
+
+    def __init__(self, task: Task, size: int, seed: int) -> None:
+        found = nonzeros(task.train)
+        self.indices, self.values = found.indices.long(), found.values.double()
+        self.sizes = [min(size, d) for d in task.train.shape]
+        self.shape, self.generator = task.train.shape, np.random.default_rng([seed, 5])
+        counts = [
+            np.bincount(column.numpy(), minlength=d) for column, d in zip(task.train.indices.T, self.shape, strict=True)
+        ]
+        self.odds = [(count + 1e-3) / (count + 1e-3).sum() for count in counts]
+
+    def draw(self) -> tuple[Rows, Tensor]:
+        """Entities of each mode, and the values of their grid."""
+        choices = zip(self.shape, self.sizes, self.odds, strict=True)
+        rows = [torch.from_numpy(np.sort(self.generator.choice(d, s, replace=False, p=p))) for d, s, p in choices]
+        inside, places = torch.ones(len(self.values), dtype=torch.bool), []
+        for mode, (at, d) in enumerate(zip(rows, self.shape, strict=True)):
+            where = torch.full((d,), -1)
+            where[at] = torch.arange(len(at))
+            places.append(where[self.indices[:, mode]])
+            inside &= places[-1] >= 0
+        grid = torch.zeros(self.sizes, dtype=torch.float64)
+        grid[tuple(place[inside] for place in places)] = self.values[inside]
+        return rows, grid
+
+
+@dataclass(frozen=True)
+class DinTuckerLite:
+    """DinTucker, simplified: sub-tensors move the shared factors directly, one after another in one process.
+
+    In the original every sub-tensor has factors of its own, tied to the shared ones by a normal distribution, and
+    MapReduce updates them in turn; its kernel parameters are fixed by cross-validation, and here they are learned.
+
+    Predictions are averages over ``bags`` sub-tensors of what each one's Gaussian process says of the entry.
+
+    :param size: entities that a sub-tensor has of each mode.
+    :param steps: sub-tensors at least; more if it takes more to meet every entity ``passes`` times.
+    :param inner: passes of the labels' fixed point in each sub-tensor.
+    """
+
+    name: ClassVar[str] = "dintucker_lite"
+    kernels: tuple[str, ...] = KERNELS
+    learning_rates: tuple[float, ...] = (0.02, 0.1)
+    size: int = 30
+    steps: int = 200
+    passes: float = 2.0
+    bags: int = 10
+    inner: int = 5
+
+    def fit(self, task: Task) -> Fitted:
+        pairs = list(product(self.kernels, self.learning_rates))
+        steps = max(self.steps, round(self.passes * max(task.train.shape) / self.size))
+        with one_core_each():
+            chosen, details = choose(task, pairs, lambda part, pair: self._fit(part, *pair, steps // 4))
+            return Fitted(self._fit(task, *chosen, steps).predict, details=details)
+
+    def _fit(self, task: Task, kernel: str, learning_rate: float, steps: int) -> Fitted:
+        source = Subtensors(task, self.size, task.seed)
+        generator = torch.Generator().manual_seed(task.seed)
+        shape, rank = task.train.shape, task.rank
+        start = [torch.randn(d, rank, generator=generator, dtype=torch.float64) for d in shape]
+        typical = torch.stack([source.draw()[1] for _ in range(5)])
+        model = TensorGP(start, kernel, typical, task.binary)
+        optimizer = torch.optim.Adam(model.parameters(), lr=learning_rate)
+        for prior in self._priors(model, steps, task.seed):
+            rows, grid = source.draw()
+            optimizer.zero_grad()
+            tables = model.tables(rows)
+            bound, _, _ = model.bound(grid, tables, None, self.inner)
+            log_prior = torch.stack([prior(mode, table) for mode, table in enumerate(tables)]).sum()
+            (-(bound + log_prior) / grid.numel()).backward()
+            optimizer.step()
+        return self._bagged(model, source)
+
+    def _priors(self, model: TensorGP, steps: int, seed: int) -> Iterator[LogPrior]:
+        """The factors' log prior in every step."""
+        return repeat(_standard_normal, steps)
+
+    def _bagged(self, model: TensorGP, source: Subtensors) -> Fitted:
+        bags = []
+        with torch.no_grad():
+            for _ in range(self.bags):
+                rows, grid = source.draw()
+                tables = model.tables(rows)
+                bags.append((tables, model.bound(grid, tables, None, 4 * self.inner)[1]))
+
+        def predict(indices: Tensor) -> Array:
+            with one_core_each(), torch.no_grad():
+                parts = [_average(model, part.long(), bags) for part in indices.split(2000)]
+            return torch.cat(parts).numpy()
+
+        return Fitted(predict)
+
+
+def _standard_normal(_: int, table: Tensor) -> Tensor:
+    return -0.5 * table.square().sum()
+
+
+def _average(model: TensorGP, indices: Tensor, bags: Sequence[tuple[list[Tensor], Tensor]]) -> Tensor:
+    """The average over sub-tensors of the posterior mean: alpha, contracted with each mode's covariances."""
+    inputs = [table[at] for table, at in zip(model.factors, indices.T, strict=True)]
+    found = []
+    for tables, alpha in bags:
+        first, *others = model.covariances(inputs, tables)  # [n, s_k] each
+        mean = torch.tensordot(first, alpha, dims=1)  # [n, s_2, ..., s_K]
+        for covariance in others:
+            mean = torch.einsum("ns,ns...->n...", covariance, mean)
+        found.append(model.mean + mean)
+    return torch.stack(found).mean(dim=0)
+
+
+@dataclass(frozen=True)
+class InfTuckerExLite(DinTuckerLite):
+    """InfTuckerEx, simplified: the factors' prior is a Dirichlet process mixture that is fitted anew now and then.
+
+    In the original its variational posterior is updated online with every sub-tensor, and the learning rate decays; here
+    scikit-learn fits a truncated variational mixture with diagonal covariances to all factors of a mode, ``refits``
+    times in a fit, and the factors climb its density. All else is :class:`DinTuckerLite`'s.
+
+    :param clusters: of a mode at most, the truncation of the process.
+    :param sample: factors of a mode at most that a mixture is fitted to.
+    """
+
+    name: ClassVar[str] = "inftuckerex_lite"
+    clusters: int = 10
+    refits: int = 5
+    sample: int = 5000
+
+    def _priors(self, model: TensorGP, steps: int, seed: int) -> Iterator[LogPrior]:
+        every = -(-steps // (self.refits + 1))
+        yield from repeat(_standard_normal, min(every, steps))
+        for done in range(every, steps, every):
+            mixtures = [self._mixture(table.detach(), seed) for table in model.factors]
+            yield from repeat(partial(_mixture_density, mixtures), min(every, steps - done))
+
+    def _mixture(self, table: Tensor, seed: int) -> torch.distributions.MixtureSameFamily:
+        rows = table[torch.randperm(len(table), generator=torch.Generator().manual_seed(seed))[: self.sample]]
+        fitted = BayesianGaussianMixture(
+            n_components=min(self.clusters, -(-len(rows) // 10)),
+            covariance_type="diag",
+            weight_concentration_prior_type="dirichlet_process",
+            reg_covar=1e-2,
+            max_iter=100,
+            random_state=seed,
+        )
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ConvergenceWarning)
+            fitted.fit(rows.numpy())
+        weights, means, variances = map(torch.from_numpy, (fitted.weights_, fitted.means_, fitted.covariances_))
+        normals = torch.distributions.Independent(torch.distributions.Normal(means, variances.sqrt()), 1)
+        return torch.distributions.MixtureSameFamily(torch.distributions.Categorical(weights), normals)
+
+
+def _mixture_density(mixtures: Sequence[torch.distributions.Distribution], mode: int, table: Tensor) -> Tensor:
+    return mixtures[mode].log_prob(table).sum()
