@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from functools import partial
 from itertools import product, repeat
@@ -15,7 +16,7 @@ from torch import Tensor
 
 from baselines.base import Array, Fitted, Task
 from baselines.tensor_gp import KERNELS, TensorGP
-from baselines.tools import choose, nonzeros
+from baselines.tools import choose_and_stop, nonzeros
 from gptf_gpytorch.distributed.threads import one_core_each
 
 Rows = list[Tensor]  # a sorted choice of entities, for each mode
@@ -25,21 +26,21 @@ LogPrior = Callable[[int, Tensor], Tensor]  # of a mode's factors
 class Subtensors:
     """Draws sub-tensors, whose cells without a training entry are 0.
 
-    Entities are drawn with probabilities proportional to their numbers of training entries, so that a sub-tensor is
-    seldom empty.
+    Half of the probability of an entity is in proportion to its number of training entries, so that a sub-tensor is
+    seldom empty, and half is everybody's.
 
     :param size: entities of a mode, or all where there are fewer.
     """
 
-    def __init__(self, task: Task, size: int, seed: int) -> None:
+    def __init__(self, task: Task, size: int) -> None:
         found = nonzeros(task.train)
         self.indices, self.values = found.indices.long(), found.values.double()
         self.sizes = [min(size, d) for d in task.train.shape]
-        self.shape, self.generator = task.train.shape, np.random.default_rng([seed, 5])
+        self.shape, self.generator = task.train.shape, np.random.default_rng([task.seed, 5])
         counts = [
             np.bincount(column.numpy(), minlength=d) for column, d in zip(task.train.indices.T, self.shape, strict=True)
         ]
-        self.odds = [(count + 1e-3) / (count + 1e-3).sum() for count in counts]
+        self.odds = [0.5 * count / count.sum() + 0.5 / len(count) for count in counts]
 
     def draw(self) -> tuple[Rows, Tensor]:
         """Entities of each mode, and the values of their grid."""
@@ -61,12 +62,14 @@ class DinTuckerLite:
     """DinTucker, simplified: sub-tensors move the shared factors directly, one after another in one process.
 
     In the original every sub-tensor has factors of its own, tied to the shared ones by a normal distribution, and
-    MapReduce updates them in turn; its kernel parameters are fixed by cross-validation, and here they are learned.
+    MapReduce updates them in turn; its kernel parameters are fixed by cross-validation, and here they are learned. Kernel,
+    learning rate and the number of sub-tensors are chosen on held-out training entries.
 
     Predictions are averages over ``bags`` sub-tensors of what each one's Gaussian process says of the entry.
 
     :param size: entities that a sub-tensor has of each mode.
     :param steps: sub-tensors at least; more if it takes more to meet every entity ``passes`` times.
+    :param scale: the standard deviation of the factors at the start.
     :param inner: passes of the labels' fixed point in each sub-tensor.
     """
 
@@ -76,25 +79,25 @@ class DinTuckerLite:
     size: int = 30
     steps: int = 200
     passes: float = 2.0
+    scale: float = 0.1
     bags: int = 10
     inner: int = 5
 
     def fit(self, task: Task) -> Fitted:
-        pairs = list(product(self.kernels, self.learning_rates))
-        steps = max(self.steps, round(self.passes * max(task.train.shape) / self.size))
         with one_core_each():
-            chosen, details = choose(task, pairs, lambda part, pair: self._fit(part, *pair, steps // 4))
-            return Fitted(self._fit(task, *chosen, steps).predict, details=details)
+            return choose_and_stop(task, product(self.kernels, self.learning_rates), self._fits)
 
-    def _fit(self, task: Task, kernel: str, learning_rate: float, steps: int) -> Fitted:
-        source = Subtensors(task, self.size, task.seed)
+    def _fits(self, task: Task, choice: tuple[str, float]) -> Iterator[tuple[int, Fitted]]:
+        (kernel, learning_rate), shape = choice, task.train.shape
+        steps = max(self.steps, round(self.passes * max(shape) / self.size))
+        looks = {round(steps * share) for share in (0.1, 0.2, 0.4, 0.7, 1.0)}
+        source = Subtensors(task, self.size)
         generator = torch.Generator().manual_seed(task.seed)
-        shape, rank = task.train.shape, task.rank
-        start = [torch.randn(d, rank, generator=generator, dtype=torch.float64) for d in shape]
+        start = [self.scale * torch.randn(d, task.rank, generator=generator, dtype=torch.float64) for d in shape]
         typical = torch.stack([source.draw()[1] for _ in range(5)])
         model = TensorGP(start, kernel, typical, task.binary)
         optimizer = torch.optim.Adam(model.parameters(), lr=learning_rate)
-        for prior in self._priors(model, steps, task.seed):
+        for step, prior in enumerate(self._priors(model, steps, task.seed), start=1):
             rows, grid = source.draw()
             optimizer.zero_grad()
             tables = model.tables(rows)
@@ -102,14 +105,15 @@ class DinTuckerLite:
             log_prior = torch.stack([prior(mode, table) for mode, table in enumerate(tables)]).sum()
             (-(bound + log_prior) / grid.numel()).backward()
             optimizer.step()
-        return self._bagged(model, source)
+            if step in looks:
+                yield step, self._bagged(model, Subtensors(task, self.size))
 
     def _priors(self, model: TensorGP, steps: int, seed: int) -> Iterator[LogPrior]:
         """The factors' log prior in every step."""
         return repeat(_standard_normal, steps)
 
     def _bagged(self, model: TensorGP, source: Subtensors) -> Fitted:
-        bags = []
+        model, bags = deepcopy(model), []  # training goes on
         with torch.no_grad():
             for _ in range(self.bags):
                 rows, grid = source.draw()

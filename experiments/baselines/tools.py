@@ -1,7 +1,7 @@
 """What several methods need: a look at held-out training entries, the dense tensor, one-hot modes."""
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -92,3 +92,21 @@ def choose(
         "chosen": best,
         "validation": [[choice, value] for choice, value in zip(choices, scores, strict=True)],
     }
+
+
+def choose_and_stop(
+    task: Task, choices: Iterable[_Choice], fits: Callable[[Task, _Choice], Iterator[tuple[int, Fitted]]]
+) -> Fitted:
+    """The fit to all training entries by the choice, and until the step, that predict held-out ones best.
+
+    :param fits: yields steps and what is fitted after them.
+    """
+    kept, held = hold_out(task)
+    looks: list[tuple[float, _Choice, int]] = []
+    for choice in choices:
+        for step, fitted in fits(kept, choice):
+            looks.append((score(held, fitted.predict(held.indices), task.binary), choice, step))
+    _, choice, last = max(looks, key=lambda look: look[0])
+    fitted = next(fitted for step, fitted in fits(task, choice) if step == last)
+    details = {"chosen": choice, "steps": last, "validation": [[choice, step, value] for value, choice, step in looks]}
+    return replace(fitted, details=details)
