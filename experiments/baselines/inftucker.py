@@ -32,8 +32,8 @@ class InfTucker:
     name: ClassVar[str] = "inftucker"
     kernels: tuple[str, ...] = KERNELS
     steps: int = 30
-    every: int = 5
-    learning_rate: float = 0.1
+    every: int = 2
+    learning_rate: float = 0.03
     passes: int = 2
     max_cells: int = 20_000_000
 

@@ -159,7 +159,7 @@ class InfTuckerExLite(DinTuckerLite):
 
     name: ClassVar[str] = "inftuckerex_lite"
     clusters: int = 10
-    refits: int = 5
+    refits: int = 20
     sample: int = 5000
 
     def _priors(self, model: TensorGP, steps: int, seed: int) -> Iterator[LogPrior]:

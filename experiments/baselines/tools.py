@@ -95,17 +95,26 @@ def choose(
 
 
 def choose_and_stop(
-    task: Task, choices: Iterable[_Choice], fits: Callable[[Task, _Choice], Iterator[tuple[int, Fitted]]]
+    task: Task,
+    choices: Iterable[_Choice],
+    fits: Callable[[Task, _Choice], Iterator[tuple[int, Fitted]]],
+    patience: int = 3,
 ) -> Fitted:
     """The fit to all training entries by the choice, and until the step, that predict held-out ones best.
 
     :param fits: yields steps and what is fitted after them.
+    :param patience: looks without a better prediction after which a choice is left.
     """
     kept, held = hold_out(task)
     looks: list[tuple[float, _Choice, int]] = []
     for choice in choices:
+        best, waited = -math.inf, 0
         for step, fitted in fits(kept, choice):
-            looks.append((score(held, fitted.predict(held.indices), task.binary), choice, step))
+            value = score(held, fitted.predict(held.indices), task.binary)
+            looks.append((value, choice, step))
+            best, waited = max(best, value), 0 if value > best else waited + 1
+            if waited == patience:
+                break
     _, choice, last = max(looks, key=lambda look: look[0])
     fitted = next(fitted for step, fitted in fits(task, choice) if step == last)
     details = {"chosen": choice, "steps": last, "validation": [[choice, step, value] for value, choice, step in looks]}
