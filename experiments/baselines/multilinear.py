@@ -5,9 +5,11 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
-import pyttb
 import scipy.sparse
 import tensorly
+from pyttb.cp_als import cp_als
+from pyttb.ktensor import ktensor
+from pyttb.sptensor import sptensor
 from tensorly.decomposition import non_negative_parafac_hals, parafac, tucker
 from tensorly.tenalg import multi_mode_dot
 from torch import Tensor
@@ -22,10 +24,10 @@ def cp_fitted(weights: Array | None, factors: Sequence[Array], details: dict[str
     """Predictions of a CP decomposition: a sum over components of products over modes."""
 
     def predict(indices: Tensor) -> Array:
-        product = np.ones(factors[0].shape[1]) if weights is None else weights
+        product: Array = np.ones(factors[0].shape[1]) if weights is None else weights
         for factor, rows in zip(factors, columns(indices), strict=True):
             product = product * factor[rows]
-        return product.sum(axis=-1)
+        return np.asarray(product.sum(axis=-1))
 
     return Fitted(predict, details=details or {})
 
@@ -130,7 +132,7 @@ def _tucker_fitted(core: Array, factors: Sequence[Array]) -> Fitted:
         found = np.einsum("na,a...->n...", rows[0], core)
         for part in rows[1:]:
             found = np.einsum("na,na...->n...", part, found)
-        return found
+        return np.asarray(found)
 
     return Fitted(predict)
 
@@ -148,10 +150,10 @@ class SparseCP:
 
     def fit(self, task: Task) -> Fitted:
         found, shape = nonzeros(task.train), task.train.shape
-        tensor = pyttb.sptensor(found.indices.long().numpy(), found.values.double().numpy()[:, None], shape)
+        tensor = sptensor(found.indices.long().numpy(), found.values.double().numpy()[:, None], shape)
         generator = np.random.default_rng(task.seed)
-        start = pyttb.ktensor([generator.random((d, task.rank)) for d in shape])
-        model, _, output = pyttb.cp_als(
+        start = ktensor([generator.random((d, task.rank)) for d in shape])
+        model, _, output = cp_als(
             tensor, task.rank, stoptol=self.tolerance, maxiters=self.iterations, init=start, printitn=0
         )
         details = {"iterations": int(output["iters"]), "fit": float(output["fit"])}

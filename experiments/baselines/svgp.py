@@ -18,7 +18,7 @@ from gptf_gpytorch.training.objective import Scaling
 from gptf_gpytorch.training.saved import build
 
 
-class SVGP(gpytorch.models.ApproximateGP):
+class SVGP(gpytorch.models.ApproximateGP):  # type: ignore[misc]
     """The parts of a GPTF model under GPyTorch's own strategy, with q(v) a parameter that starts at the prior."""
 
     def __init__(self, model: gpytorch.models.ApproximateGP) -> None:
@@ -95,8 +95,9 @@ class _Run:
         self.binary, self.held, self.batch = task.binary, held, batch_size
         self.scaling = Scaling() if task.binary else Scaling.fitted(train.values, SingleProcess())
         self.indices, self.y = train.indices.long(), self.scaling.scaled(train.values)
-        likelihood = "probit" if task.binary else "gaussian"
-        config = TrainConfig(likelihood=likelihood, rank=task.rank, inducing=inducing, seed=task.seed)
+        config = TrainConfig(
+            likelihood="probit" if task.binary else "gaussian", rank=task.rank, inducing=inducing, seed=task.seed
+        )
         collapsed = build(config, train.shape, len(train))
         initialize(collapsed, self.indices, self.y, seed=task.seed)
         self.model, self.likelihood = SVGP(collapsed.model), collapsed.likelihood
