@@ -34,7 +34,13 @@ class Subtensors:
 
     def __init__(self, task: Task, size: int) -> None:
         found = nonzeros(task.train)
-        self.indices, self.values = found.indices.long(), found.values.double()
+        # Sorted by the longest mode, of which a sub-tensor has the smallest share: only that share is looked at.
+        self.longest = int(np.argmax(task.train.shape))
+        order = found.indices[:, self.longest].long().argsort(stable=True)
+        self.indices, self.values = found.indices[order].long(), found.values[order].double()
+        self.starts = torch.searchsorted(
+            self.indices[:, self.longest].contiguous(), torch.arange(task.train.shape[self.longest] + 1)
+        )
         self.sizes = [min(size, d) for d in task.train.shape]
         self.shape, self.generator = task.train.shape, np.random.default_rng([task.seed, 5])
         counts = [
@@ -46,14 +52,17 @@ class Subtensors:
         """Entities of each mode, and the values of their grid."""
         choices = zip(self.shape, self.sizes, self.odds, strict=True)
         rows = [torch.from_numpy(np.sort(self.generator.choice(d, s, replace=False, p=p))) for d, s, p in choices]
-        inside, places = torch.ones(len(self.values), dtype=torch.bool), []
+        at = rows[self.longest]
+        ranges = zip(self.starts[at].tolist(), self.starts[at + 1].tolist(), strict=True)
+        near = torch.cat([torch.arange(start, stop) for start, stop in ranges])
+        inside, places = torch.ones(len(near), dtype=torch.bool), []
         for mode, (at, d) in enumerate(zip(rows, self.shape, strict=True)):
             where = torch.full((d,), -1)
             where[at] = torch.arange(len(at))
-            places.append(where[self.indices[:, mode]])
+            places.append(where[self.indices[near, mode]])
             inside &= places[-1] >= 0
         grid = torch.zeros(self.sizes, dtype=torch.float64)
-        grid[tuple(place[inside] for place in places)] = self.values[inside]
+        grid[tuple(place[inside] for place in places)] = self.values[near[inside]]
         return rows, grid
 
 

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from baselines import METHODS, Method, Task, TooLargeError, WrongTaskError
+from baselines.subtensors import Subtensors
 from baselines.tools import choose, dense, hold_out, one_hot, score
 from sklearn.metrics import roc_auc_score
 
@@ -187,3 +188,12 @@ def test_scores() -> None:
     assert score(entries, np.array([0.0, 1.0, 4.0]), binary=False) == pytest.approx(-np.sqrt(3.0))
     assert score(entries, np.array([0.0, np.nan, 4.0]), binary=False) == -np.inf
     assert one_hot(entries.indices, (3,)).toarray().tolist() == np.eye(3).tolist()
+
+
+def test_a_subtensor_holds_the_training_values_of_its_cells() -> None:
+    task, _ = tensor(False)
+    whole, source = torch.from_numpy(dense(task, 10**6)), Subtensors(task, size=12)
+    for _ in range(3):
+        rows, grid = source.draw()
+        assert [len(set(at.tolist())) for at in rows] == [12, 12, 10]
+        assert torch.equal(grid, whole[torch.meshgrid(*rows, indexing="ij")])
