@@ -26,8 +26,8 @@ LogPrior = Callable[[int, Tensor], Tensor]  # of a mode's factors
 class Subtensors:
     """Draws sub-tensors, whose cells without a training entry are 0.
 
-    Half of the probability of an entity is in proportion to its number of training entries, so that a sub-tensor is
-    seldom empty, and half is everybody's.
+    Up to half of a mode's entities are those of randomly drawn nonzeros, so that a sub-tensor is never empty; the others
+    are drawn uniformly.
 
     :param size: entities of a mode, or all where there are fewer.
     """
@@ -43,15 +43,16 @@ class Subtensors:
         )
         self.sizes = [min(size, d) for d in task.train.shape]
         self.shape, self.generator = task.train.shape, np.random.default_rng([task.seed, 5])
-        counts = [
-            np.bincount(column.numpy(), minlength=d) for column, d in zip(task.train.indices.T, self.shape, strict=True)
-        ]
-        self.odds = [0.5 * count / count.sum() + 0.5 / len(count) for count in counts]
 
     def draw(self) -> tuple[Rows, Tensor]:
         """Entities of each mode, and the values of their grid."""
-        choices = zip(self.shape, self.sizes, self.odds, strict=True)
-        rows = [torch.from_numpy(np.sort(self.generator.choice(d, s, replace=False, p=p))) for d, s, p in choices]
+        drawn = self.indices[self.generator.integers(len(self.values), size=-(-max(self.sizes) // 2))]
+        rows = []
+        for mode, (d, size) in enumerate(zip(self.shape, self.sizes, strict=True)):
+            wanted = np.unique(drawn[:, mode].numpy())[:size]
+            others = np.setdiff1d(np.arange(d), wanted, assume_unique=True)
+            others = self.generator.choice(others, size - len(wanted), replace=False)
+            rows.append(torch.from_numpy(np.sort(np.concatenate([wanted, others]))))
         at = rows[self.longest]
         ranges = zip(self.starts[at].tolist(), self.starts[at + 1].tolist(), strict=True)
         near = torch.cat([torch.arange(start, stop) for start, stop in ranges])
