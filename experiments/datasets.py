@@ -182,7 +182,9 @@ def synthetic(
     :param rank: of the hidden factors.
     :param noise: its standard deviation; that of the function is 1.
     """
-    drawn = sample_zeros(TensorEntries(torch.empty(0, len(shape), dtype=torch.long), [], shape), count, seed=seed)
+    drawn = sample_zeros(
+        TensorEntries(torch.empty(0, len(shape), dtype=torch.long), torch.empty(0), shape), count, seed=seed
+    )
     generator = np.random.default_rng(seed)
     hidden = [generator.normal(size=(size, rank)) for size in shape]
     x = np.concatenate([table[rows] for table, rows in zip(hidden, drawn.indices.numpy().T, strict=True)], axis=1)
