@@ -34,6 +34,8 @@ REGISTRY = {
     "hosvd": "baselines.multilinear:HOSVD",
     "tucker": "baselines.multilinear:Tucker",
     "sparse_cp": "baselines.multilinear:SparseCP",
+    "inftucker": "baselines.inftucker:InfTucker",
+    "svgp_adam": "baselines.svgp:SVGPAdam",
     "logistic": "baselines.linear:Logistic",
     "linear_svm": "baselines.linear:LinearSVM",
     "fm": "baselines.linear:FactorizationMachine",

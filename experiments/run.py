@@ -18,6 +18,7 @@ from typing import Any
 
 import click
 import torch
+from benchmarks.common import machine
 from datasets import load
 from logged import Log, MlflowLog
 from methods import make
@@ -71,7 +72,7 @@ def run(plan: Plan, store: Store, track: str) -> list[str]:
                 try:
                     log.begin(cell)
                     result, history = fitted(cell)
-                    store.add(cell, result)
+                    store.add(cell, result, machine())
                     log.end(result, history)
                     shown = "  ".join(f"{name} {sum(v) / len(v):.4f}" for name, v in result["metrics"].items())
                     click.echo(f"[{number}/{len(missing)}] {cell.place}  {shown}  {result['seconds']:.1f} s")
@@ -123,7 +124,7 @@ def show(plan: Plan, store: Store) -> None:
         error, p = ("" if value is None else f"{value:.2g}" for value in (row.error, row.p))
         rank = "" if row.rank is None else str(row.rank)
         table.add_row(row.data, row.label, rank, row.metric, f"{row.mean:.4f}", error, p, f"{row.seconds:.1f}")
-    Console().print(table)
+    Console(width=None if sys.stdout.isatty() else 130).print(table)
 
 
 if __name__ == "__main__":

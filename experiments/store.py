@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from benchmarks.common import machine
 from plan import Cell
 
 RESULTS = Path(__file__).with_name("results")
@@ -38,9 +37,11 @@ class Store:
         cells: dict[str, Any] = self.read()["cells"]
         return cells
 
-    def add(self, cell: Cell, result: Mapping[str, Any]) -> None:
-        """Keep a fit, in the place of one with another configuration; the file is there whole before and after."""
-        about = machine()
+    def add(self, cell: Cell, result: Mapping[str, Any], about: Mapping[str, Any]) -> None:
+        """Keep a fit, in the place of one with another configuration; the file is there whole before and after.
+
+        :param about: the machine and the versions, which fits share.
+        """
         environment = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:8]
         with self._alone():
             found = self.read()
