@@ -19,7 +19,7 @@ class Log(AbstractContextManager["Log"]):
     def begin(self, cell: Cell) -> None:
         """A fit begins."""
 
-    def end(self, result: Mapping[str, Any] | None, history: Mapping[str, list[float]] | None = None) -> None:
+    def end(self, result: Mapping[str, Any] | None, series: Mapping[str, list[float]] | None = None) -> None:
         """It has ended: with a result and numbers for its steps, or with an error."""
 
     def __exit__(
@@ -49,7 +49,7 @@ class MlflowLog(Log):
         for name, value in {**about, "seed": cell.seed, **cell.options}.items():
             self.client.log_param(self.child, name, value)
 
-    def end(self, result: Mapping[str, Any] | None, history: Mapping[str, list[float]] | None = None) -> None:
+    def end(self, result: Mapping[str, Any] | None, series: Mapping[str, list[float]] | None = None) -> None:
         """Log the mean of every metric over the test sets, the seconds, and the numbers of the steps."""
         from mlflow.entities import Metric
 
@@ -61,7 +61,7 @@ class MlflowLog(Log):
             logged = [Metric(name, value, now, 0) for name, value in {**numbers, "seconds": result["seconds"]}.items()]
             logged += [
                 Metric(f"step_{name}", value, now, step)
-                for name, values in (history or {}).items()
+                for name, values in (series or {}).items()
                 for step, value in enumerate(values, start=1)
             ]
             for start in range(0, len(logged), 1000):

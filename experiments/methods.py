@@ -19,6 +19,7 @@ from torch import Tensor
 from gptf_gpytorch import FittedModel, InputError, TrainConfig, fit
 from gptf_gpytorch.health import pip_install
 from gptf_gpytorch.serving.predictions import predict
+from gptf_gpytorch.training.config import Likelihood
 from gptf_gpytorch.training.history import History
 from gptf_gpytorch.training.saved import KIND
 
@@ -35,6 +36,8 @@ REGISTRY = {
     "tucker": "baselines.multilinear:Tucker",
     "sparse_cp": "baselines.multilinear:SparseCP",
     "inftucker": "baselines.inftucker:InfTucker",
+    "inftuckerex_lite": "baselines.subtensors:InfTuckerExLite",
+    "dintucker_lite": "baselines.subtensors:DinTuckerLite",
     "svgp_adam": "baselines.svgp:SVGPAdam",
     "logistic": "baselines.linear:Logistic",
     "linear_svm": "baselines.linear:LinearSVM",
@@ -81,10 +84,10 @@ class Ours:
             return found
 
         first = models[0].history or History()
-        return Fitted(values, probabilities=task.binary, details={**_details(first), "history": _series(first)})
+        return Fitted(values, probabilities=task.binary, details={**_details(first), "series": _series(first)})
 
     def _config(self, task: Task, seed: int) -> TrainConfig:
-        likelihood = "probit" if task.binary else "gaussian"
+        likelihood: Likelihood = "probit" if task.binary else "gaussian"
         return replace(self.config, rank=task.rank, seed=seed, likelihood=likelihood)
 
     def _fit(self, task: Task, config: TrainConfig) -> FittedModel:
@@ -117,7 +120,7 @@ class OursOnWorkers(Ours):
         with tempfile.TemporaryDirectory() as folder:
             train.save(Path(folder) / "entries")
             (Path(folder) / "config.json").write_text(json.dumps(config.to_dict()))
-            command = [launcher, "-np", str(self.workers), "--gloo", sys.executable, JOB, folder]
+            command = [str(launcher), "-np", str(self.workers), "--gloo", sys.executable, str(JOB), folder]
             done = subprocess.run(
                 command, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}, check=False
             )

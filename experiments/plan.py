@@ -103,8 +103,13 @@ class Plan:
 
         :param quick: of each data set the first fold and the lowest rank, every method.
         """
-        known = {"--only": ("label", labels), "--data": ("data", data), "--folds": ("fold", folds)}
-        for flag, (name, wanted) in {**known, "--ranks": ("rank", ranks)}.items():
+        parts: dict[str, tuple[str, Collection[Any]]] = {
+            "--only": ("label", labels),
+            "--data": ("data", data),
+            "--folds": ("fold", folds),
+            "--ranks": ("rank", ranks),
+        }
+        for flag, (name, wanted) in parts.items():
             there = {getattr(cell, name) for cell in self.cells} - {None}
             for value in wanted:
                 if value not in there and not (name == "label" and any(_begins(found, value) for found in there)):

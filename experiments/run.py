@@ -71,9 +71,9 @@ def run(plan: Plan, store: Store, track: str) -> list[str]:
             for number, cell in enumerate(missing, start=1):
                 try:
                     log.begin(cell)
-                    result, history = fitted(cell)
+                    result, series = fitted(cell)
                     store.add(cell, result, machine())
-                    log.end(result, history)
+                    log.end(result, series)
                     shown = "  ".join(f"{name} {sum(v) / len(v):.4f}" for name, v in result["metrics"].items())
                     click.echo(f"[{number}/{len(missing)}] {cell.place}  {shown}  {result['seconds']:.1f} s")
                 except Exception as error:  # the others are fitted all the same
@@ -105,7 +105,7 @@ def fitted(cell: Cell) -> tuple[dict[str, Any], dict[str, list[float]]]:
         for test in split.tests
     ]
     details = dict(found.details)
-    history = details.pop("history", {})
+    series = details.pop("series", {})  # for MLflow alone
     result = {
         "metrics": {name: [one[name] for one in scored] for name in scored[0]},
         "seconds": seconds,
@@ -114,7 +114,7 @@ def fitted(cell: Cell) -> tuple[dict[str, Any], dict[str, list[float]]]:
         "seed": cell.seed,
         "details": details,
     }
-    return result, history
+    return result, series
 
 
 def show(plan: Plan, store: Store) -> None:
