@@ -6,9 +6,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from baselines import METHODS, Method, Task, TooLargeError, WrongTaskError
+from baselines.base import Method, Task
 from baselines.subtensors import Subtensors
-from baselines.tools import choose, dense, hold_out, one_hot, score
+from baselines.tools import TooLargeError, WrongTaskError, choose, dense, hold_out, one_hot, score
+from methods import REGISTRY, make
 from sklearn.metrics import roc_auc_score
 
 from gptf_gpytorch import InputError, TensorEntries
@@ -25,11 +26,11 @@ QUICK = {
 LABELS_ONLY = {"logistic", "linear_svm"}
 # They take a cell without a training entry for 0: they learn where few are.
 WHOLE = {"cp", "nncp", "hosvd", "tucker", "sparse_cp", "inftucker", "dintucker_lite", "inftuckerex_lite"}
-WITH_MODEL = [name for name in METHODS if name != "mean"]
+WITH_MODEL = [name for name in REGISTRY if name not in ("ours", "ours_on_workers", "mean")]
 
 
 def method(name: str) -> Method:
-    return METHODS[name](**QUICK.get(name, {}))
+    return make(name, QUICK.get(name, {}))
 
 
 def tensor(binary: bool, count: int = 600) -> tuple[Task, TensorEntries]:
@@ -63,7 +64,7 @@ def test_a_method_beats_the_training_mean_and_can_be_repeated(name: str, binary:
     task, test = tensor(binary, 2700 if name in WHOLE else 600)
     if name == "nncp":
         task, test = _squared(task), replace(test, values=test.values.square())
-    mean = loss(test, METHODS["mean"]().fit(task).predict(test.indices), binary)
+    mean = loss(test, make("mean", {}).fit(task).predict(test.indices), binary)
     fitted = method(name).fit(task)
     predicted = fitted.predict(test.indices)
     assert predicted.shape == (len(test),)
@@ -90,12 +91,12 @@ def test_methods_of_the_entries_alone_find_the_function(name: str, at_most: floa
 
 def test_the_mean_is_the_training_mean() -> None:
     task, test = tensor(False)
-    np.testing.assert_allclose(METHODS["mean"]().fit(task).predict(test.indices), float(task.train.values.mean()))
+    np.testing.assert_allclose(make("mean", {}).fit(task).predict(test.indices), float(task.train.values.mean()))
 
 
 def test_popularity_counts_nonzeros() -> None:
     entries = TensorEntries([[0, 0], [0, 1], [1, 1], [2, 1]], [1.0, 1.0, 1.0, 0.0], shape=(3, 2))
-    found = METHODS["popularity"]().fit(Task(entries, True, 1, 0)).predict(torch.tensor([[0, 1], [2, 0]]))
+    found = make("popularity", {}).fit(Task(entries, True, 1, 0)).predict(torch.tensor([[0, 1], [2, 0]]))
     np.testing.assert_allclose(found, [2 * np.log(3), np.log(2)])
 
 
@@ -106,7 +107,7 @@ def test_popularity_tells_zeros_from_values() -> None:
     y = np.where(generator.random(900) < np.where(busy, 0.9, 0.1), 3.0, 0.0)
     entries = TensorEntries(cells, y, shape=(30, 30, 30))
     task, test = Task(entries[:700], False, 1, 0), entries[700:]
-    mean, found = (METHODS[name]().fit(task).predict(test.indices) for name in ("mean", "popularity"))
+    mean, found = (make(name, {}).fit(task).predict(test.indices) for name in ("mean", "popularity"))
     assert loss(test, found, False) < 0.8 * loss(test, mean, False)
 
 
@@ -118,7 +119,7 @@ def test_cp_recovers_a_tensor_of_its_own_rank(name: str) -> None:
     cells = np.argwhere(np.ones_like(full))
     task = Task(TensorEntries(cells, full.reshape(-1), full.shape), False, rank=2, seed=0)
     options = {"iterations": 2000, "tolerance": 1e-12}
-    found = METHODS[name](**options).fit(task).predict(torch.from_numpy(cells))
+    found = make(name, options).fit(task).predict(torch.from_numpy(cells))
     np.testing.assert_allclose(found, full.reshape(-1), atol=1e-3)
 
 
@@ -128,7 +129,7 @@ def test_hosvd_and_tucker_of_full_rank_give_the_tensor_back() -> None:
     task = Task(TensorEntries(cells, full.reshape(-1), full.shape), False, rank=3, seed=0)
     for name in ("hosvd", "tucker"):
         np.testing.assert_allclose(
-            METHODS[name]().fit(task).predict(torch.from_numpy(cells)), full.reshape(-1), atol=1e-9
+            make(name, {}).fit(task).predict(torch.from_numpy(cells)), full.reshape(-1), atol=1e-9
         )
 
 
@@ -136,18 +137,18 @@ def test_hosvd_and_tucker_of_full_rank_give_the_tensor_back() -> None:
 def test_a_tensor_that_cannot_be_dense_is_refused(name: str) -> None:
     task = Task(TensorEntries([[0, 0, 0]], [1.0], shape=(3000, 150, 30000)), False, 3, 0)
     with pytest.raises(TooLargeError, match=r"at most 20,000,000 cells to be dense. Got 3000 x 150 x 30000 = 13,500"):
-        METHODS[name]().fit(task)
+        make(name, {}).fit(task)
 
 
 @pytest.mark.parametrize("name", sorted(LABELS_ONLY))
 def test_methods_for_labels_refuse_values(name: str) -> None:
     with pytest.raises(WrongTaskError, match=f"{name} must be given a task of labels. Got real values."):
-        METHODS[name]().fit(tensor(False)[0])
+        make(name, {}).fit(tensor(False)[0])
 
 
 def test_a_non_negative_factorisation_refuses_negative_values() -> None:
     with pytest.raises(WrongTaskError, match=r"must be at least 0. Got -"):
-        METHODS["nncp"]().fit(tensor(False)[0])
+        make("nncp", {}).fit(tensor(False)[0])
     assert issubclass(WrongTaskError, InputError)
 
 
@@ -174,7 +175,7 @@ def test_the_best_choice_wins_and_a_single_one_is_not_tried() -> None:
 
     def fit(part: Task, shift: float) -> object:
         assert len(part.train) < len(task.train)
-        fitted = METHODS["mean"]().fit(part)
+        fitted = make("mean", {}).fit(part)
         return replace(fitted, predict=lambda indices: fitted.predict(indices) + shift)
 
     best, details = choose(task, [3.0, 0.0, -3.0], fit)
