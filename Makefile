@@ -68,9 +68,10 @@ soak: $(INSTALLED) $(HOROVOD) ## kill 100 workers of elastic jobs at random mome
 	$(PYTHON_BIN) experiments/benchmarks/soak.py
 
 .PHONY: plots
-plots: $(INSTALLED) ## draw experiments/results/figures from the JSON that make bench wrote
+plots: $(INSTALLED) ## draw experiments/results/figures and the tables from the JSON that make bench and run.py wrote
 	$(PYTHON_BIN) experiments/plots/benchmarks.py
-	$(PYTHON_BIN) experiments/plots/tables.py README.md docs/scaling.md
+	$(PYTHON_BIN) experiments/plots/experiments.py
+	$(PYTHON_BIN) experiments/plots/tables.py README.md docs/scaling.md experiments/README.md
 
 .PHONY: lock
 lock: $(INSTALLED) $(HOROVOD) ## write what the environment holds now to constraints.txt

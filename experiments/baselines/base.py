@@ -45,7 +45,9 @@ class Fitted:
 class Method(Protocol):
     """One row of a table; its options are the fields of a dataclass, as ``configs/*.toml`` names them."""
 
-    name: str
+    @property
+    def name(self) -> str:
+        """What tables and configurations call it."""
 
     def fit(self, task: Task) -> Fitted:
         """Train on the task's entries."""

@@ -121,7 +121,21 @@ def machine() -> dict[str, Any]:
         "",
     )
     installed = {found.name: found.version for found in importlib.metadata.distributions()}
-    names = ("gptf_gpytorch", "torch", "gpytorch", "numpy", "gpflow", "tensorflow", "jax")
+    names = (
+        "gptf_gpytorch",
+        "torch",
+        "gpytorch",
+        "numpy",
+        "scipy",
+        "scikit-learn",
+        "tensorly",
+        "pyttb",
+        "myfm",
+        "horovod",
+        "gpflow",
+        "tensorflow",
+        "jax",
+    )
     return {
         "processor": model,
         "cores": len(os.sched_getaffinity(0)),

@@ -1,6 +1,6 @@
 """Copy the tables of Markdown files from the committed results (or the code), between `<!-- NAME -->` and `<!-- end -->`.
 
-python experiments/plots/tables.py README.md docs/scaling.md [--check]
+python experiments/plots/tables.py README.md docs/scaling.md experiments/README.md [--check]
 """
 
 import json
@@ -10,6 +10,7 @@ from dataclasses import fields
 from pathlib import Path
 
 import click
+import experiment_tables
 from cost_model import NETWORKS, PROBLEMS, CostModel
 
 from gptf_gpytorch.commands.options import documentation, shown_default
@@ -84,7 +85,13 @@ def defaults() -> str:
     return "\n".join(lines)
 
 
-TABLES = {"evaluation": evaluation, "workers": workers, "key_value": key_value, "defaults": defaults}
+TABLES = {
+    "evaluation": evaluation,
+    "workers": workers,
+    "key_value": key_value,
+    "defaults": defaults,
+    **experiment_tables.TABLES,
+}
 
 
 @click.command(help=__doc__)

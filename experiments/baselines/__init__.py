@@ -1,0 +1,1 @@
+"""The methods that ours is compared with; ``methods.py`` has them by name."""

@@ -1,0 +1,98 @@
+"""Linear models and the factorisation machine on one-hot modes, as click-through rates are commonly predicted."""
+
+import io
+from contextlib import redirect_stderr
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import myfm
+import numpy as np
+from sklearn.linear_model import LogisticRegression
+from sklearn.svm import LinearSVC
+from torch import Tensor
+
+from baselines.base import Array, Fitted, Task
+from baselines.tools import choose, one_hot, require_binary
+
+
+@dataclass(frozen=True)
+class Logistic:
+    """Logistic regression (scikit-learn).
+
+    :param inverse_penalties: of which one is chosen on held-out training entries.
+    """
+
+    name: ClassVar[str] = "logistic"
+    inverse_penalties: tuple[float, ...] = (0.01, 0.1, 1.0, 10.0)
+    iterations: int = 1000
+
+    def fit(self, task: Task) -> Fitted:
+        require_binary(self.name, task)
+        C, details = choose(task, self.inverse_penalties, self._fit)
+        return Fitted(self._fit(task, C).predict, True, details)
+
+    def _fit(self, task: Task, C: float) -> Fitted:
+        model = LogisticRegression(C=C, max_iter=self.iterations)
+        _train(model, task)
+        return Fitted(lambda indices: model.predict_proba(one_hot(indices, task.train.shape))[:, 1], True)
+
+
+@dataclass(frozen=True)
+class LinearSVM:
+    """The linear support vector machine (scikit-learn); its scores are signed distances.
+
+    :param inverse_penalties: of which one is chosen on held-out training entries.
+    """
+
+    name: ClassVar[str] = "linear_svm"
+    inverse_penalties: tuple[float, ...] = (0.001, 0.01, 0.1, 1.0)
+    iterations: int = 10_000
+
+    def fit(self, task: Task) -> Fitted:
+        require_binary(self.name, task)
+        C, details = choose(task, self.inverse_penalties, self._fit)
+        return Fitted(self._fit(task, C).predict, details=details)
+
+    def _fit(self, task: Task, C: float) -> Fitted:
+        model = LinearSVC(C=C, max_iter=self.iterations, dual="auto", random_state=task.seed)
+        _train(model, task)
+        return Fitted(lambda indices: model.decision_function(one_hot(indices, task.train.shape)))
+
+
+def _train(model: Any, task: Task) -> None:
+    model.fit(one_hot(task.train.indices, task.train.shape), task.train.values.numpy() > 0.5)
+
+
+@dataclass(frozen=True)
+class FactorizationMachine:
+    """The Bayesian factorisation machine by Gibbs sampling (myFM), with one scale a mode.
+
+    Its regularisation is sampled, so there is none to choose; labels have a probit link.
+
+    :param samples: of the chain.
+    :param kept: how many of the last ones are averaged.
+    """
+
+    name: ClassVar[str] = "fm"
+    samples: int = 200
+    kept: int = 100
+
+    def fit(self, task: Task) -> Fitted:
+        shape = task.train.shape
+        features, y = one_hot(task.train.indices, shape), task.train.values.double().numpy()
+        model = (myfm.MyFMClassifier if task.binary else myfm.MyFMRegressor)(task.rank, random_seed=task.seed)
+        with redirect_stderr(io.StringIO()):  # its bar
+            model.fit(
+                features,
+                y > 0.5 if task.binary else y,
+                n_iter=self.samples,
+                n_kept_samples=min(self.kept, self.samples),
+                group_shapes=list(shape),
+            )
+        return Fitted(lambda indices: _predict(model, indices, shape), task.binary)
+
+
+def _predict(model: Any, indices: Tensor, shape: tuple[int, ...]) -> Array:
+    features = one_hot(indices, shape)
+    found = model.predict_proba(features) if isinstance(model, myfm.MyFMClassifier) else model.predict(features)
+    return np.asarray(found, dtype=np.float64)

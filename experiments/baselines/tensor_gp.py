@@ -1,0 +1,180 @@
+r"""The tensor-variate Gaussian process of InfTucker, on the cells of a grid.
+
+.. math:: \mathrm{vec}(\mathcal M) \sim N(m 1, K_1 \otimes \cdots \otimes K_K), \quad K_k = k(U^{(k)}, U^{(k)})
+
+The eigendecompositions of the K small matrices give everything about the large one. Labels have a probit link, by the
+mean-field variational bound of the augmented model, q(z) q(M) with truncated normal z: that of InfTucker's own paper,
+and of Theorem 2 with every cell as an inducing point. It is a lower bound of the log evidence.
+"""
+
+import math
+from collections.abc import Sequence
+from functools import reduce
+from typing import Any
+
+import gpytorch
+import torch
+from torch import Tensor
+
+from gptf_gpytorch.likelihoods import log_Phi, rho
+
+KERNELS = ("rbf", "ard", "matern")
+
+
+def along(matrices: Sequence[Tensor], grid: Tensor) -> Tensor:
+    r"""The product of a grid `[d_1, ..., d_K]` with a matrix along every mode: :math:`(\otimes_k A_k) \mathrm{vec}(Y)`."""
+    for mode, matrix in enumerate(matrices):
+        grid = torch.tensordot(matrix, grid, dims=([1], [mode])).movedim(0, mode)
+    return grid
+
+
+def outer(vectors: Sequence[Tensor]) -> Tensor:
+    """The products of all combinations of K vectors' elements `[d_1, ..., d_K]`."""
+    return reduce(lambda left, right: left[..., None] * right, vectors)
+
+
+class KroneckerCovariance:
+    r""":math:`C = K_1 \otimes \cdots \otimes K_K + \sigma^2 I`, with :math:`K_k = Q_k \Lambda_k Q_k'`.
+
+    :param kernels: the matrices of the modes `[d_k, d_k]`.
+    :param noise: the variance that is added to every cell.
+    """
+
+    def __init__(self, kernels: Sequence[Tensor], noise: Tensor) -> None:
+        pairs = [torch.linalg.eigh(K.detach()) for K in kernels]
+        self.values = [values.clamp_min(0.0) for values, _ in pairs]
+        self.Q = [vectors for _, vectors in pairs]
+        self.spectrum = outer(self.values) + noise.detach()  # [d_1, ..., d_K]
+
+    def rotate(self, Y: Tensor) -> Tensor:
+        """Y in the eigenvectors' coordinates."""
+        return along([Q.T for Q in self.Q], Y)
+
+    def solve(self, Y: Tensor) -> Tensor:
+        r""":math:`C^{-1} \mathrm{vec}(Y)`, as a grid."""
+        return along(self.Q, self.rotate(Y) / self.spectrum)
+
+    def log_det(self) -> Tensor:
+        return self.spectrum.log().sum()
+
+    def gradients(self, alpha: Tensor) -> list[Tensor]:
+        r"""The gradient of :math:`-\frac12 y' C^{-1} y - \frac12 \log|C|` by each :math:`K_k`, with alpha = C^-1 y.
+
+        .. math:: \tfrac12 Q_k \bigl(\tilde A_{(k)} \Lambda_{-k} \tilde A_{(k)}' -
+            \mathrm{diag}\, \textstyle\sum_{-k} \Lambda_{-k} / S\bigr) Q_k'
+
+        No eigenvector is differentiated, so equal eigenvalues do no harm.
+        """
+        rotated, found = self.rotate(alpha), []
+        for mode, (values, Q) in enumerate(zip(self.values, self.Q, strict=True)):
+            others = [torch.ones_like(values) if k == mode else v for k, v in enumerate(self.values)]
+            rest = outer(others).movedim(mode, 0).flatten(1)  # [d_k, cells / d_k]
+            A = rotated.movedim(mode, 0).flatten(1)
+            trace = (rest / self.spectrum.movedim(mode, 0).flatten(1)).sum(1)
+            found.append(0.5 * Q @ ((A * rest) @ A.T - trace.diag()) @ Q.T)
+        return found
+
+
+class _Attached(torch.autograd.Function):
+    """A bound that was computed without autograd, with its gradient by the kernels, the noise and the mean."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, bound: Tensor, C: KroneckerCovariance, alpha: Tensor, noise: Tensor, mean: Tensor, *kernels: Tensor
+    ) -> Tensor:
+        ctx.C, ctx.alpha = C, alpha
+        return bound.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        C, alpha = ctx.C, ctx.alpha
+        noise = 0.5 * (alpha.square().sum() - C.spectrum.reciprocal().sum())
+        kernels = (gradient * part for part in C.gradients(alpha))
+        return (None, None, None, gradient * noise, gradient * alpha.sum(), *kernels)
+
+
+def log_evidence(Y: Tensor, kernels: Sequence[Tensor], noise: Tensor, mean: Tensor) -> tuple[Tensor, Tensor]:
+    r""":math:`\log N(\mathrm{vec}(Y) \mid m 1, C)` and :math:`C^{-1} (\mathrm{vec}(Y) - m 1)`."""
+    with torch.no_grad():
+        C = KroneckerCovariance(kernels, noise)
+        centred = Y - mean
+        alpha = C.solve(centred)
+        bound = -0.5 * (centred * alpha).sum() - 0.5 * C.log_det() - 0.5 * Y.numel() * math.log(2.0 * math.pi)
+    return _Attached.apply(bound, C, alpha, noise, mean, *kernels), alpha  # type: ignore[no-untyped-call]
+
+
+def probit_bound(
+    signs: Tensor, kernels: Sequence[Tensor], mean: Tensor, z: Tensor | None, passes: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    r"""The variational bound of labels with signs `[d_1, ..., d_K]` in {-1, 1}, alpha, and z for the next evaluation.
+
+    .. math:: \sum_i \log \Phi(s_i (m + \mu_i)) - \tfrac12 \mu' K^{-1} \mu - \tfrac12 \log |I + K|
+
+    A pass is :math:`\alpha = (K + I)^{-1} (z - m)`, :math:`\mu = K \alpha = z - m - \alpha`, and then z becomes its mean
+    :math:`m + \mu + s \rho(s (m + \mu))`. Each can only raise the bound, which is one after any number of them; the
+    gradient is that at fixed z.
+
+    :param z: the augmented variables' means to begin with, or None for those at :math:`\mu = 0`.
+    """
+    one = torch.ones_like(mean)
+    with torch.no_grad():
+        C = KroneckerCovariance(kernels, one)
+        z = mean + signs * rho(signs * mean) if z is None else z
+        for _ in range(passes):
+            alpha = C.solve(z - mean)
+            f = z - alpha
+            z = f + signs * rho(signs * f)
+        bound = log_Phi(signs * f).sum() - 0.5 * ((f - mean) * alpha).sum() - 0.5 * C.log_det()
+    return _Attached.apply(bound, C, alpha, one, mean, *kernels), alpha, z  # type: ignore[no-untyped-call]
+
+
+class TensorGP(torch.nn.Module):
+    """Latent factors, a kernel for each mode, and the bound of any sub-tensor of their grid.
+
+    :param factors: where the factors start `[d_k, r_k]`.
+    :param kernel: ``rbf``, ``ard`` (a lengthscale for each factor) or ``matern`` (5/2).
+    :param typical: a (sub-)tensor, from which mean, scale and noise start.
+    """
+
+    def __init__(self, factors: Sequence[Tensor], kernel: str, typical: Tensor, binary: bool) -> None:
+        super().__init__()
+        self.binary = binary
+        self.factors = torch.nn.ParameterList(torch.nn.Parameter(table.clone()) for table in factors)
+        self.kernels = torch.nn.ModuleList(_kernel(kernel, table.size(1)) for table in factors)
+        rate = typical.mean()
+        mean = torch.special.ndtri(rate.clamp(1e-6, 0.5)) if binary else rate
+        variance = 1.0 if binary else float(typical.var().clamp_min(1e-12))
+        self.mean = torch.nn.Parameter(mean)
+        self.log_scale = torch.nn.Parameter(torch.tensor(math.log(variance), dtype=torch.float64))
+        self.log_noise = torch.nn.Parameter(torch.tensor(math.log(0.5 * variance), dtype=torch.float64))
+
+    def tables(self, rows: Sequence[Tensor] | None = None) -> list[Tensor]:
+        """The factors of all entities, or of some rows of each mode."""
+        if rows is None:
+            return list(self.factors)
+        return [table[at] for table, at in zip(self.factors, rows, strict=True)]
+
+    def covariances(self, left: Sequence[Tensor], right: Sequence[Tensor] | None = None) -> list[Tensor]:
+        """The kernel matrix of each mode between rows of factors; the first one carries the scale."""
+        pairs = zip(self.kernels, left, left if right is None else right, strict=True)
+        found = [kernel(a, b).to_dense() for kernel, a, b in pairs]
+        return [found[0] * self.log_scale.exp(), *found[1:]]
+
+    def bound(
+        self, Y: Tensor, tables: Sequence[Tensor], z: Tensor | None, passes: int
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """The log evidence of values, or the bound of labels; the posterior mean's weights alpha; the labels' z."""
+        kernels = self.covariances(tables)
+        if self.binary:
+            return probit_bound(2.0 * Y - 1.0, kernels, self.mean, z, passes)
+        return *log_evidence(Y, kernels, self.log_noise.exp(), self.mean), None
+
+
+def _kernel(name: str, rank: int) -> gpytorch.kernels.Kernel:
+    kernel = {
+        "rbf": lambda: gpytorch.kernels.RBFKernel(),
+        "ard": lambda: gpytorch.kernels.RBFKernel(ard_num_dims=rank),
+        "matern": lambda: gpytorch.kernels.MaternKernel(nu=2.5),
+    }[name]()
+    kernel.lengthscale = 1.0
+    return kernel.double()

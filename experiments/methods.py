@@ -1,0 +1,149 @@
+"""The methods of the tables by name: ours, alone and on workers, and the baselines, which are imported when they are used."""
+
+import importlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from baselines.base import Array, Fitted, Method, Task
+from torch import Tensor
+
+from gptf_gpytorch import FittedModel, InputError, TrainConfig, fit
+from gptf_gpytorch.health import pip_install
+from gptf_gpytorch.serving.predictions import predict
+from gptf_gpytorch.training.config import Likelihood
+from gptf_gpytorch.training.history import History
+from gptf_gpytorch.training.saved import KIND
+
+JOB = Path(__file__).with_name("fit_on_workers.py")
+REGISTRY = {
+    "ours": "methods:Ours",
+    "ours_on_workers": "methods:OursOnWorkers",
+    "mean": "baselines.simple:Mean",
+    "popularity": "baselines.simple:Popularity",
+    "cp": "baselines.multilinear:CP",
+    "cp2": "baselines.multilinear:CP2",
+    "nncp": "baselines.multilinear:NonnegativeCP",
+    "hosvd": "baselines.multilinear:HOSVD",
+    "tucker": "baselines.multilinear:Tucker",
+    "sparse_cp": "baselines.multilinear:SparseCP",
+    "inftucker": "baselines.inftucker:InfTucker",
+    "inftuckerex_lite": "baselines.subtensors:InfTuckerExLite",
+    "dintucker_lite": "baselines.subtensors:DinTuckerLite",
+    "svgp_adam": "baselines.svgp:SVGPAdam",
+    "logistic": "baselines.linear:Logistic",
+    "linear_svm": "baselines.linear:LinearSVM",
+    "fm": "baselines.linear:FactorizationMachine",
+}
+RANKLESS = ("mean", "popularity", "logistic", "linear_svm")
+
+
+def make(name: str, options: Mapping[str, Any]) -> Method:
+    """The method of a name with options, which must be its own."""
+    if name not in REGISTRY:
+        raise InputError(f"A method must be one of {', '.join(REGISTRY)}. Got {name!r}.")
+    module, _, kind = REGISTRY[name].partition(":")
+    try:
+        found = getattr(importlib.import_module(module), kind)
+    except ModuleNotFoundError as error:
+        raise InputError(f"{name} must find its library. Got no {error.name}: {pip_install('experiments')}") from error
+    frozen = {option: tuple(value) if isinstance(value, list) else value for option, value in options.items()}
+    try:
+        method: Method = found(**frozen)
+    except TypeError as error:
+        raise InputError(f"{name} must be given its own options. Got {dict(options)}: {error}.") from error
+    return method
+
+
+class Ours:
+    """The package's ``fit``.
+
+    :param ensemble: fits from this many seeds, whose predictions are averaged.
+    :param options: fields of :class:`TrainConfig`, but for the rank, the seed and the likelihood, which the task says.
+    """
+
+    name: ClassVar[str] = "ours"
+
+    def __init__(self, ensemble: int = 1, **options: Any) -> None:
+        self.ensemble, self.config = ensemble, TrainConfig.of(options, self.name)
+
+    def fit(self, task: Task) -> Fitted:
+        """Train on the task's entries."""
+        models = [self._fit(task, self._config(task, task.seed + member)) for member in range(self.ensemble)]
+
+        def values(indices: Tensor) -> Array:
+            found: Array = np.mean([predict(model, indices).mean.numpy() for model in models], axis=0)
+            return found
+
+        first = models[0].history or History()
+        return Fitted(values, probabilities=task.binary, details={**_details(first), "series": _series(first)})
+
+    def _config(self, task: Task, seed: int) -> TrainConfig:
+        likelihood: Likelihood = "probit" if task.binary else "gaussian"
+        return replace(self.config, rank=task.rank, seed=seed, likelihood=likelihood)
+
+    def _fit(self, task: Task, config: TrainConfig) -> FittedModel:
+        return fit(task.train, config).fitted
+
+
+class OursOnWorkers(Ours):
+    """The same in a job of ``horovodrun``, whose workers have a thread each.
+
+    :param workers: of the job.
+    :param entries: train on so many of the entries, drawn at random; on all by default.
+    """
+
+    name: ClassVar[str] = "ours_on_workers"
+
+    def __init__(self, workers: int = 2, entries: int | None = None, **options: Any) -> None:
+        super().__init__(**options)
+        self.workers, self.entries = workers, entries
+
+    def _fit(self, task: Task, config: TrainConfig) -> FittedModel:
+        train = task.train
+        if self.entries is not None:
+            if self.entries > len(train):
+                raise InputError(f"entries must be at most the training set's {len(train)}. Got {self.entries}.")
+            generator = torch.Generator().manual_seed(task.seed)
+            train = train[torch.randperm(len(train), generator=generator)[: self.entries]]
+        launcher = Path(sys.executable).with_name("horovodrun")
+        if not launcher.exists():
+            raise InputError(f"{self.name} must find horovodrun. Got none beside {sys.executable}: make horovod.")
+        with tempfile.TemporaryDirectory() as folder:
+            train.save(Path(folder) / "entries")
+            (Path(folder) / "config.json").write_text(json.dumps(config.to_dict()))
+            command = [str(launcher), "-np", str(self.workers), "--gloo", sys.executable, str(JOB), folder]
+            done = subprocess.run(
+                command, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}, check=False
+            )
+            if done.returncode:
+                raise InputError(f"A job of {self.workers} workers must succeed. Got:\n{done.stdout}{done.stderr}")
+            return FittedModel.load(Path(folder) / "run" / KIND)
+
+
+def _details(history: History) -> dict[str, Any]:
+    """What was reached."""
+    kept, steps = history.kept, history.steps
+    found = {} if kept is None else {"bound": kept.bound, "held_out": kept.held_out, "kept": kept.iteration}
+    seconds = np.diff([step.seconds for step in steps])
+    return {
+        **found,
+        "steps": len(steps),
+        "seconds_per_step": float(np.median(seconds)) if len(seconds) else None,
+        "notes": list(history.notes),
+    }
+
+
+def _series(history: History) -> dict[str, list[float]]:
+    """The numbers of every step by name, as MLflow is told them."""
+    names = ("bound", "seconds", "held_out")
+    found = {name: [getattr(step, name) for step in history.steps] for name in names}
+    return {name: values for name, values in found.items() if None not in values}

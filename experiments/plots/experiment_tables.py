@@ -1,0 +1,114 @@
+"""The tables of experiments/README.md, from the finished fits and from what others have published."""
+
+import sys
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parents[1]
+sys.path.append(str(HERE))  # the modules of run.py
+
+from plan import Plan  # noqa: E402
+from scores import Row, rows  # noqa: E402
+from store import Store  # noqa: E402
+
+RESULTS = HERE / "results"
+NOTHING = "not run yet"
+
+
+def published() -> list[dict[str, Any]]:
+    """The paper's figures, and the numbers that were published since."""
+    figures: list[dict[str, Any]] = tomllib.loads((HERE / "published.toml").read_text(encoding="utf-8"))["figure"]
+    return figures
+
+
+def number(value: float) -> str:
+    """Three digits, without the 0 before the point."""
+    return f"{value:.3f}".removeprefix("0")
+
+
+def best_since(figure: dict[str, Any]) -> list[float]:
+    """The best published value at each rank, among those that are about the same values."""
+    known = [one["values"] for one in figure.get("since", {}).values() if one.get("comparable", True)]
+    pick = min if figure["metric"] == "rmse" else max
+    return [pick(values) for values in zip(*known, strict=True)]
+
+
+def overview(results: Path = RESULTS) -> str:
+    """One line for each figure of the paper."""
+    lines = ["| paper figure | command | minutes | paper said | published since, best | ours |", "|---" * 6 + "|"]
+    for figure in published():
+        plan = Plan.read(figure["table"]).only(data=[figure["data"]])
+        cells = Store(results, figure["table"]).cells
+        seconds = [cells[cell.key]["seconds"] for cell in plan.cells if cell.key in cells]
+        minutes = f"{sum(seconds) / 60:.0f}" if len(seconds) == len(plan.cells) else NOTHING
+        since = " / ".join(map(number, best_since(figure)))
+        command = f"`python experiments/run.py {figure['table']} --data {figure['data']}`"
+        ours = _seconds(plan, cells) if figure["table"] == "scalability" else _ours(plan, cells)
+        lines.append(f"| {figure['name']} | {command} | {minutes} | {figure['paper']} | {since} | {ours or NOTHING} |")
+    return "\n".join(lines)
+
+
+def _ours(plan: Plan, cells: dict[str, Any]) -> str:
+    return " / ".join(number(row.mean) for row in rows(plan, cells) if row.label == plan.ours)
+
+
+def _seconds(plan: Plan, cells: dict[str, Any]) -> str:
+    """Seconds a step by the number of workers."""
+    found = {
+        cell.options["workers"]: cells[cell.key]["details"]["seconds_per_step"]
+        for cell in plan.cells
+        if "workers=" in cell.label and cell.key in cells
+    }
+    shown = [f"{workers} worker{'s' * (workers > 1)} {seconds:.2f} s" for workers, seconds in found.items()]
+    return ", ".join(shown) + (f", {found[1] / found[2]:.2f} times as fast" if {1, 2} <= set(found) else "")
+
+
+def table(name: str, results: Path = RESULTS) -> str:
+    """Every method of a table at every rank: mean ± standard error; * where it differs from ours with p < .05."""
+    plan = Plan.read(name)
+    found = rows(plan, Store(results, name).cells)
+    parts = []
+    for data in dict.fromkeys(row.data for row in found):
+        mine = [row for row in found if row.data == data]
+        ranks = sorted({row.rank for row in mine if row.rank is not None})
+        lines = [f"| {data}, {mine[0].metric} | {' | '.join(f'rank {rank}' for rank in ranks)} | s a fit |"]
+        lines.append("|---" * (len(ranks) + 2) + "|")
+        for label in dict.fromkeys(row.label for row in mine):
+            at = {row.rank: row for row in mine if row.label == label}
+            shown = [_entry(at.get(rank, at.get(None))) for rank in ranks]
+            seconds = max(row.seconds for row in at.values())
+            lines.append(f"| {label} | {' | '.join(shown)} | {seconds:.3g} |")
+        parts.append("\n".join(lines))
+    return "\n\n".join(parts) or NOTHING
+
+
+def _entry(row: Row | None) -> str:
+    if row is None:
+        return ""
+    error = "" if row.error is None else f" ± {number(row.error)}"
+    return f"{number(row.mean)}{error}{'*' if row.p is not None and row.p < 0.05 else ''}"
+
+
+def calibration(results: Path = RESULTS) -> str:
+    """How far probabilities of clicks are from frequencies."""
+    plan = Plan.read("ctr")
+    cells = Store(results, "ctr").cells
+    names = ("auc", "average_precision", "log_loss", "ece")
+    found: dict[str, dict[str, Row]] = {}
+    for name in names:
+        for row in rows(plan, cells, name):
+            found.setdefault(row.label, {})[name] = row
+    if not found:
+        return NOTHING
+    lines = [f"| {' | '.join(['method', *names])} |", "|---" * (len(names) + 1) + "|"]
+    lines += [f"| {label} | {' | '.join(_entry(of.get(name)) for name in names)} |" for label, of in found.items()]
+    return "\n".join(lines)
+
+
+def _tables(names: Sequence[str]) -> dict[str, Any]:
+    return {name: lambda name=name: table(name) for name in names}
+
+
+TABLES = {"experiments": overview, **_tables(("small", "large")), "ctr": calibration}

@@ -1,0 +1,135 @@
+"""Figures like the paper's, from the JSON of ``run.py`` alone.
+
+python experiments/plots/experiments.py [--results experiments/results] [--figures experiments/results/figures]
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+import matplotlib as mpl
+from benchmarks import STYLE
+from experiment_tables import RESULTS, Plan, Row, Store, best_since, published, rows
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+PATH = click.Path(path_type=Path)
+COLOURS = mpl.colormaps["tab20"].colors  # type: ignore[attr-defined]
+
+
+@click.command(help=__doc__)
+@click.option("--results", type=PATH, default=RESULTS)
+@click.option("--figures", type=PATH, default=None, help="by default, a folder in the results")
+def main(results: Path, figures: Path | None) -> None:
+    """Draw the figure of every table that has been run."""
+    figures = results / "figures" if figures is None else figures
+    figures.mkdir(parents=True, exist_ok=True)
+    drawn: dict[str, Callable[[Plan, dict[str, Any]], Figure]] = {
+        "small": ranks,
+        "large": ranks,
+        "ctr": bars,
+        "scalability": scalability,
+    }
+    with mpl.rc_context(STYLE):
+        for name, draw in drawn.items():
+            cells = Store(results, name).cells
+            if not cells:
+                click.echo(f"no {results / f'{name}.json'}: python experiments/run.py {name}", err=True)
+                continue
+            figure = draw(Plan.read(name), cells)
+            path = figures / f"table-{name}.png"
+            figure.savefig(path, dpi=110, metadata={"Software": None})
+            click.echo(f"wrote {path}")
+
+
+def ranks(plan: Plan, cells: dict[str, Any]) -> Figure:
+    """RMSE or AUC against the rank, a line for each method, with standard errors; the best published since is dashed."""
+    found = rows(plan, cells)
+    names = list(dict.fromkeys(row.data for row in found))
+    labels = list(dict.fromkeys(row.label for row in found))
+    figure = Figure(figsize=(max(5.4, 2.6 * len(names)), 3.8), layout="constrained")
+    for axes, data in zip(figure.subplots(1, len(names), squeeze=False)[0], names, strict=True):
+        mine = [row for row in found if row.data == data]
+        ticks = sorted({row.rank for row in mine if row.rank is not None})
+        for label in labels:
+            line = [row for row in mine if row.label == label]
+            if line:
+                _line(axes, line, ticks, COLOURS[labels.index(label) % len(COLOURS)], bold=label == plan.ours)
+        for known in published():
+            if known["data"] == data and known["table"] == plan.name and (best := best_since(known)):
+                axes.plot([3, 5, 8, 10], best, "k--", linewidth=1.0, label="best published since")
+        axes.set(title=data, xlabel="rank", ylabel=mine[0].metric.upper(), xticks=ticks)
+    _legend(figure)
+    return figure
+
+
+def _line(axes: Axes, line: list[Row], ticks: list[int], colour: Any, *, bold: bool) -> None:
+    if line[0].rank is None:  # the same at all ranks
+        axes.axhline(line[0].mean, color=colour, linestyle=":", label=line[0].label)
+        return
+    at = [row.rank for row in line]
+    errors = [row.error or 0.0 for row in line]
+    width = 2.6 if bold else 1.2
+    axes.errorbar(
+        at, [r.mean for r in line], errors, marker="o", capsize=2, color=colour, linewidth=width, label=line[0].label
+    )
+
+
+def bars(plan: Plan, cells: dict[str, Any]) -> Figure:
+    """AUC and calibration error of clicks."""
+    panels = {"auc": "AUC", "ece": "calibration error"}
+    figure = Figure(figsize=(7.6, 2.8), layout="constrained")
+    for axes, (metric, title) in zip(figure.subplots(1, 2), panels.items(), strict=True):
+        found = rows(plan, cells, metric)
+        for place, row in enumerate(found):
+            colour = COLOURS[0] if row.label.startswith("ours") else COLOURS[15]
+            axes.barh(place, row.mean, xerr=row.error or 0.0, color=colour, capsize=2)
+        axes.set_yticks(range(len(found)), [row.label for row in found])
+        axes.invert_yaxis()
+        axes.set(title=title)
+        if metric == "auc":
+            axes.set_xlim(left=0.5)
+    return figure
+
+
+def scalability(plan: Plan, cells: dict[str, Any]) -> Figure:
+    """Speed against workers, cost against entries, accuracy against time."""
+    figure = Figure(figsize=(10.2, 3.0), layout="constrained")
+    speed, cost, accuracy = figure.subplots(1, 3)
+    done = [(cell, cells[cell.key]) for cell in plan.cells if cell.key in cells]
+    for axes, name in ((speed, "workers"), (cost, "entries")):
+        points = [
+            (cell.options[name], found["details"]["seconds_per_step"])
+            for cell, found in done
+            if cell.label.startswith(f"{name} ")
+        ]
+        x, seconds = ([point[side] for point in points] for side in (0, 1))
+        axes.plot(x, [1.0 / s for s in seconds] if axes is speed else seconds, marker="o", color=COLOURS[0])
+        axes.set_ylim(bottom=0)
+        axes.set_xlim(left=0)
+        axes.set(xlabel=name)
+    speed.set(title="ACC, rank 3: iterations a second", xticks=[1, 2])
+    cost.set(title="seconds an iteration, one worker")
+    for label in dict.fromkeys(cell.label.partition(" ")[0] for cell, _ in done if cell.label.startswith("time-")):
+        line = sorted(
+            (row.seconds, row.mean, row.error or 0.0) for row in rows(plan, cells) if row.label.startswith(f"{label} ")
+        )
+        x, means, errors = zip(*line, strict=True)
+        accuracy.errorbar(x, means, errors, marker="o", capsize=2, label=label.removeprefix("time-"))
+    accuracy.set(title="test RMSE against seconds of training", xscale="log", xlabel="s")
+    accuracy.legend()
+    return figure
+
+
+def _legend(figure: Figure) -> None:
+    """One legend for all panels."""
+    found: dict[str, Any] = {}
+    for axes in figure.axes:
+        handles, labels = axes.get_legend_handles_labels()
+        found |= dict(zip(labels, handles, strict=True))
+    figure.legend(list(found.values()), list(found), loc="outside lower center", ncols=5)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,55 @@
+"""The studies compare bounds that are the same where they must be, and count what they spend."""
+
+import expectation_maximisation
+import joint_lambda
+import pytest
+import torch
+from uncollapsed import gaussian, posterior, probit
+
+N, P = 300, 15
+
+
+@pytest.mark.parametrize("whitened", [False, True], ids=["plain", "whitened"])
+def test_the_uncollapsed_bound_at_the_optimal_posterior_is_the_collapsed_one(whitened: bool) -> None:
+    mll, indices, y = expectation_maximisation.problem(N, P, seed=0)
+    collapsed = mll(mll.model.train()(indices), y) * N
+    q = posterior(mll, whitened=whitened)
+    found = gaussian(mll, indices, y, *q, whitened=whitened)
+    assert found.item() == pytest.approx(collapsed.item(), rel=1e-7)
+    # and nowhere higher
+    moved = gaussian(mll, indices, y, q[0] + 0.01 * torch.randn(P, dtype=torch.float64), q[1], whitened=whitened)
+    assert moved < found
+
+
+@pytest.mark.parametrize("whitened", [False, True], ids=["plain", "whitened"])
+def test_the_joint_bound_at_the_solved_lambda_is_the_collapsed_one(whitened: bool) -> None:
+    mll, indices, y = joint_lambda.problem("newton", N, P, seed=0)
+    collapsed = mll(mll.model.train()(indices), y) * N
+    lam = mll.solution.eta if whitened else mll.strategy.lam
+    assert probit(mll, indices, y, lam, whitened=whitened).item() == pytest.approx(collapsed.item(), rel=1e-7)
+
+
+@pytest.mark.parametrize("way", joint_lambda.WAYS)
+def test_a_way_to_treat_lambda_climbs_within_its_budget(way: str) -> None:
+    trace = joint_lambda.run(way, N, P, budget=40, optimizer="lbfgs", seed=0)
+    _check(trace, 40)
+
+
+@pytest.mark.parametrize("whitened", [False, True], ids=["plain", "whitened"])
+def test_collapsing_beats_sequential_updates(whitened: bool) -> None:
+    budget = 120
+    ours = expectation_maximisation.collapsed(N, P, budget, "lbfgs", seed=0)
+    theirs = expectation_maximisation.sequential(N, P, budget, "lbfgs", seed=0, evaluations=5, whitened=whitened)
+    _check(ours, budget)
+    _check(theirs, budget)
+    assert ours[-1][-1] > theirs[-1][-1] + 10.0
+
+
+def _check(trace: list[tuple[int, float, float]], budget: int) -> None:
+    passes, seconds, bounds = zip(*trace, strict=True)
+    assert list(passes) == sorted(set(passes))
+    assert list(seconds) == sorted(seconds)
+    assert list(bounds) == sorted(bounds)
+    assert bounds[-1] > bounds[0] + 1.0
+    # a line search is not cut in the middle
+    assert budget <= passes[-1] < 3 * budget
