@@ -216,6 +216,7 @@ def test_scores() -> None:
         score(y, np.array([0.1, np.nan, 0.4, 0.5]), binary=True, probabilities=True)
 
 
+@pytest.mark.timeout(900)  # every method once
 def test_smoke(tmp_path: Path) -> None:
     """Every method on synthetic values and labels; ours predicts them better than what knows only means."""
     missing = [name for name, place in methods.REGISTRY.items() if not _is_there(place)]
