@@ -75,6 +75,11 @@ class TrainConfig:
     checkpoint_seconds: float = 60.0
     keep: int = 2
 
+    def __new__(cls, **values: Any) -> "TrainConfig":
+        """Refuse what is no field, before Python does it without the nearest name."""
+        _check_names(values, "TrainConfig()")
+        return super().__new__(cls)
+
     def __post_init__(self) -> None:
         for name, choices in CHOICES.items():
             if getattr(self, name) not in choices:
@@ -101,12 +106,7 @@ class TrainConfig:
     @classmethod
     def of(cls, values: Mapping[str, Any], where: str = "the configuration") -> "TrainConfig":
         """A configuration from names and values; an unknown name is an error that names the nearest known one."""
-        known = [field.name for field in fields(cls)]
-        for name in values:
-            if name not in known:
-                near = difflib.get_close_matches(name.replace("-", "_"), known, n=1, cutoff=0.7)
-                hint = f" Did you mean {near[0]}?" if near else f" Known are {', '.join(known)}; {_REST}"
-                raise InputError(f"{where} may hold only known keys. Got {name!r}.{hint}")
+        _check_names(values, where)
         return cls(**values)
 
     @classmethod
@@ -185,3 +185,12 @@ def _whole(name: str, value: Any, low: int, high: int = 2**63 - 1) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
         limit = f"from {low} on" if high == 2**63 - 1 else f"from {low} to {high}"
         raise InputError(f"{option(name)} must be a whole number {limit}. Got {value!r}.")
+
+
+def _check_names(values: Mapping[str, Any], where: str) -> None:
+    known = [field.name for field in fields(TrainConfig)]
+    for name in values:
+        if name not in known:
+            near = difflib.get_close_matches(name.replace("-", "_"), known, n=1, cutoff=0.7)
+            hint = f" Did you mean {near[0]}?" if near else f" Known are {', '.join(known)}; {_REST}"
+            raise InputError(f"{where} may hold only known keys. Got {name!r}.{hint}")

@@ -1,6 +1,9 @@
 """The configuration: the same names everywhere, and no value that makes no sense."""
 
+import copy
+import dataclasses
 import json
+import pickle
 from pathlib import Path
 
 import pytest
@@ -42,6 +45,13 @@ def test_toml_keywords_and_json_give_the_same(tmp_path: Path) -> None:
 def test_a_bad_value_is_an_error_that_states_the_rule(values: dict, message: str) -> None:
     with pytest.raises(InputError, match=message):
         TrainConfig.of(values)
+
+
+def test_an_unknown_keyword_is_an_error_that_names_the_nearest_field() -> None:
+    with pytest.raises(InputError, match=r"TrainConfig\(\) may hold only known keys. Got 'inducin'. Did you mean inducing\?"):
+        TrainConfig(inducin=5)
+    config = TrainConfig(inducing=5)
+    assert copy.deepcopy(config) == pickle.loads(pickle.dumps(config)) == dataclasses.replace(config) == config
 
 
 @pytest.mark.parametrize(
