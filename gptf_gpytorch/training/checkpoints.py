@@ -26,6 +26,8 @@ from gptf_gpytorch.errors import CheckpointError, GPTFError
 
 FORMAT, VERSION = "gptf_gpytorch checkpoint", 1
 _STATE, _RUN, _MANIFEST = "state.safetensors", "run.json", "manifest.json"
+# What a run may leave in a folder that also holds what is not its own.
+MODEL, _STEP = "model", "step-" + 8 * "[0-9]"
 
 
 def save(
@@ -188,10 +190,11 @@ class Checkpoints:
                     f"A folder is for one run at a time. Got {self.folder}, which another run uses."
                 ) from error
             # What a run that was killed did not finish.
-            for left in (*self.folder.glob("*.new"), *self.folder.glob("*.old")):
-                recover(left.with_suffix(""))
-            for left in (*self.folder.glob(".step-*"), *self.folder.glob(".model*")):
-                shutil.rmtree(left, ignore_errors=True)
+            for name in (_STEP, MODEL):
+                for left in (*self.folder.glob(f"{name}.new"), *self.folder.glob(f"{name}.old")):
+                    recover(left.with_suffix(""))
+                for left in self.folder.glob(f".{name}.new.*"):
+                    shutil.rmtree(left, ignore_errors=True)
             before = os.pread(descriptor, 1000, 0).decode(errors="replace")
             if before != job:
                 os.ftruncate(descriptor, 0)
@@ -202,7 +205,7 @@ class Checkpoints:
 
     def steps(self) -> list[int]:
         """The steps that have a checkpoint, the first first."""
-        return sorted(int(path.name.split("-")[1]) for path in self.folder.glob("step-????????") if path.is_dir())
+        return sorted(int(path.name.split("-")[1]) for path in self.folder.glob(_STEP) if path.is_dir())
 
     def save(self, step: int, tensors: Mapping[str, Tensor], run: Mapping[str, Any]) -> Path:
         """Write the checkpoint of a step, and remove those that are no longer kept.

@@ -19,7 +19,7 @@ from gptf_gpytorch.training.history import History
 from gptf_gpytorch.training.objective import Scaling
 from gptf_gpytorch.variational.elbo import CollapsedELBO
 
-KIND = "model"
+KIND = checkpoints.MODEL
 
 
 def build(

@@ -12,7 +12,7 @@ from gptf_gpytorch.distributed.communicator import Communicator
 from gptf_gpytorch.distributed.elastic import ElasticCommunicator
 from gptf_gpytorch.distributed.verdicts import together
 from gptf_gpytorch.errors import CheckpointError
-from gptf_gpytorch.training.checkpoints import Checkpoints
+from gptf_gpytorch.training.checkpoints import MODEL, Checkpoints
 from gptf_gpytorch.training.commits import Commits
 from gptf_gpytorch.training.config import TrainConfig
 from gptf_gpytorch.training.optimizers import Optimizer
@@ -63,11 +63,12 @@ class Store:
             self.checkpoints.expect()
         self._takes_over = held.enter_context(self.checkpoints.lock(self.communicator.job))
         self._holds = True
-        if self.checkpoints.steps() and not (self.resume or self._takes_over):
+        steps, model = self.checkpoints.steps(), self.checkpoints.folder / MODEL
+        if (steps or model.exists()) and not (self.resume or self._takes_over):
+            there = f"step {steps[-1]}: {option('resume', True)} goes on with it," if steps else f"{MODEL}:"
             raise CheckpointError(
-                f"A new run needs a folder without checkpoints. Got {self.output}, which holds step "
-                f"{self.checkpoints.steps()[-1]}: {option('resume', True)} goes on with it, "
-                f"another {option('output')} begins anew."
+                f"A new run needs a folder without checkpoints and without {MODEL}. Got {self.output}, which holds "
+                f"{there} another {option('output')} begins anew."
             )
 
     def leave(self, held: ExitStack) -> None:

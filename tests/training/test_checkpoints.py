@@ -227,3 +227,14 @@ def test_a_job_knows_a_folder_that_another_of_its_workers_held(tmp_path: Path) -
     ):
         with Checkpoints(tmp_path).lock(job) as found:
             assert found == taken_over
+
+
+@pytest.mark.parametrize("name", ["notes.old", "notes.new", ".models", ".step-by-step", "step-tutorial"])
+def test_what_a_run_did_not_write_is_left_alone(tmp_path: Path, name: str) -> None:
+    (tmp_path / "notes").mkdir()
+    (tmp_path / name).mkdir()
+    (tmp_path / name / "thesis.tex").write_text("years of work")
+    kept = Checkpoints(tmp_path)
+    with kept.lock():
+        kept.save(1, tensors(1), {"step": 1, "text": "ä"})
+    assert (tmp_path / name / "thesis.tex").read_text() == "years of work"

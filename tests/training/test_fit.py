@@ -213,6 +213,14 @@ def test_a_folder_with_checkpoints_is_resumed_or_refused(entries: TensorEntries,
     assert Checkpoints(tmp_path).steps() == [2, 3]
 
 
+def test_a_model_that_is_in_the_folder_is_not_replaced(entries: TensorEntries, tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "mine.py").write_text("")
+    with pytest.raises(CheckpointError, match=r"without checkpoints and without model\. Got .*, which holds model: another"):
+        fit(entries, output=tmp_path, **SMALL)
+    assert (tmp_path / "model" / "mine.py").exists()
+
+
 def test_bad_arguments_are_refused_before_anything_is_written(entries: TensorEntries, tmp_path: Path) -> None:
     output = tmp_path / "run"
     with pytest.raises(InputError, match="takes a config or its fields"):
