@@ -122,7 +122,9 @@ def test_unseen_ids_follow_the_policy(data: Path, runs: Path, tmp_path: Path) ->
     assert float(rows[1]["std"]) > float(rows[0]["std"])
     # A new user whose few ratings are those of a known one is taken for a twin.
     ratings = [row for row in rows_of(data / "ratings.csv") if row["user"] == "Zoë, 2"]
-    few = write(tmp_path / "few.csv", [["nobody", row["item"], row["day"], row["value"]] for row in ratings])
+    # That some are there twice is no reason to ask for a flag that there is not.
+    few = [["nobody", row["item"], row["day"], row["value"]] for row in [*ratings, *ratings[:3]]]
+    few = write(tmp_path / "few.csv", few)
     cells = [[user, f"i{n}", day] for user in ("Zoë, 2", "nobody") for n in range(12) for day in (101, 105)]
     new = write(tmp_path / "twins.csv", cells, "user,item,day")
     distances, of_the_known = [], []
@@ -148,6 +150,10 @@ def test_recommend_ranks_and_leaves_out_what_was_seen(data: Path, runs: Path) ->
     seen = {row["item"] for row in rows_of(data / "clicks.csv") if (row["user"], row["day"]) == ("Zoë, 3", "104")}
     assert {row["id"] for row in left} == {row["id"] for row in found} - seen
     assert "probability" in gptf("recommend", runs / "clicks", *given).stdout
+    cells = [[row["user"], row["item"], row["day"]] for row in rows_of(data / "clicks.csv")]
+    seen_without_values = write(data / "seen.csv", [*cells, ["nobody", "i1", 101]], "user,item,day")
+    again = gptf("recommend", runs / "clicks", *given, "--top", "12", "--json", "--exclude", seen_without_values)
+    assert json.loads(again.stdout) == left
 
 
 @pytest.mark.filterwarnings("default::gptf_gpytorch.ApproximationWarning")

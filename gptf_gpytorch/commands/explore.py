@@ -11,7 +11,7 @@ from gptf_gpytorch.commands.loading import load_model
 from gptf_gpytorch.commands.options import PATH
 from gptf_gpytorch.commands.printing import facts, table
 from gptf_gpytorch.serving.explain import neighbours, relevance
-from gptf_gpytorch.serving.reading import read_entries
+from gptf_gpytorch.serving.reading import read_indices
 from gptf_gpytorch.serving.recommend import By, open_modes
 from gptf_gpytorch.serving.recommend import recommend as rank_candidates
 from gptf_gpytorch.training.saved import FittedModel
@@ -33,7 +33,11 @@ from gptf_gpytorch.training.saved import FittedModel
     type=click.Choice(get_args(By)),
     help="What to rank by; the mean of labels is that of the latent function.  [default: probability for labels, else mean]",
 )
-@click.option("--exclude", type=PATH, help="Entries that are not to be recommended, as those in training.")
+@click.option(
+    "--exclude",
+    type=PATH,
+    help="Entries, with or without values, that are not to be recommended, as those in training.",
+)
 @options.interval
 @options.as_json
 @options.fold_in
@@ -56,7 +60,7 @@ def recommend(
     Example: gptf recommend runs/clicks --given user=42 --mode ad --top 10
     """
     fitted = load_model(folder, few)
-    seen = None if exclude is None else read_entries(fitted, exclude, unseen="prior", duplicates="keep")
+    seen = None if exclude is None else read_indices(fitted, exclude)
     rows = rank_candidates(fitted, given, mode, top, by=by, exclude=seen, interval=interval)
     names = [f"{fitted.shape[place]:,} {fitted.mode_names[place]}" for place in open_modes(fitted, given, mode)]
     if names:

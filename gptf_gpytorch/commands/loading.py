@@ -10,4 +10,4 @@ from gptf_gpytorch.training.saved import FittedModel
 def load_model(folder: Path, few: Path | None = None) -> FittedModel:
     """A saved model, with the new entities of a file."""
     fitted = FittedModel.load(folder)
-    return fitted if few is None else fold_in(fitted, read_entries(fitted, few, unseen="new"))
+    return fitted if few is None else fold_in(fitted, read_entries(fitted, few, unseen="new", duplicates="keep"))

@@ -149,6 +149,18 @@ class Rows:
         return codes.then(table).whole()
 
 
+def read_indices(fitted: FittedModel, source: Any) -> Tensor:
+    """The indices `[n, K]` of a source's rows, which need no values; -1 for an entity that the model does not know.
+
+    Example:
+        >>> read_indices(fitted, pa.table({"user": ["u01"], "ad": ["a02"], "page": ["nowhere"]})).tolist()
+        [[1, 2, -1]]
+
+    """
+    found = [indices for _, indices in open_rows(fitted, source, typed=False).encoded(fitted, "prior")]
+    return torch.cat(found) if found else torch.empty((0, len(fitted.shape)), dtype=torch.int64)
+
+
 def open_rows(fitted: FittedModel, source: Any, *, index_base: int | None = None, typed: bool = True) -> Rows:
     """The rows of a source with the model's modes, with or without values.
 

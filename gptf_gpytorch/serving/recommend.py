@@ -40,7 +40,7 @@ def recommend(
     top: int = 10,
     *,
     by: By | None = None,
-    exclude: TensorEntries | None = None,
+    exclude: TensorEntries | Tensor | None = None,
     interval: float = 0.95,
 ) -> list[Recommendation]:
     r"""The entities of a mode with the highest predictions, best first; of equals, the earlier row first.
@@ -56,7 +56,7 @@ def recommend(
     :param top: how many; fewer come where there are fewer.
     :param by: "probability" of a label 1, or "mean": of a real value, or of f, which does not pull towards 1/2 what is
         uncertain. By default the probability for labels, and the mean for real values.
-    :param exclude: entries, such as those of training, whose cells are left out; of open modes, any entity's.
+    :param exclude: entries or their indices, such as those of training, whose cells are left out; of open modes, any entity's.
     :param interval: the probability that the interval holds.
 
     Example:

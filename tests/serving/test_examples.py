@@ -12,7 +12,7 @@ from gptf_gpytorch.serving.explain import neighbours, relevance
 from gptf_gpytorch.serving.fold_in import fold_in
 from gptf_gpytorch.serving.metrics import calibration_error, evaluate
 from gptf_gpytorch.serving.predictions import predict
-from gptf_gpytorch.serving.reading import read_entries
+from gptf_gpytorch.serving.reading import read_entries, read_indices
 from gptf_gpytorch.serving.recommend import recommend
 from gptf_gpytorch.serving.tables import predict_table, write_predictions
 
@@ -24,6 +24,7 @@ PUBLIC = [
     predict,
     predict_table,
     read_entries,
+    read_indices,
     recommend,
     relevance,
     write_predictions,
