@@ -48,7 +48,9 @@ def test_a_bad_value_is_an_error_that_states_the_rule(values: dict, message: str
 
 
 def test_an_unknown_keyword_is_an_error_that_names_the_nearest_field() -> None:
-    with pytest.raises(InputError, match=r"TrainConfig\(\) may hold only known keys. Got 'inducin'. Did you mean inducing\?"):
+    with pytest.raises(
+        InputError, match=r"TrainConfig\(\) may hold only known keys. Got 'inducin'. Did you mean inducing\?"
+    ):
         TrainConfig(inducin=5)
     config = TrainConfig(inducing=5)
     assert copy.deepcopy(config) == pickle.loads(pickle.dumps(config)) == dataclasses.replace(config) == config

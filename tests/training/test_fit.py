@@ -216,7 +216,9 @@ def test_a_folder_with_checkpoints_is_resumed_or_refused(entries: TensorEntries,
 def test_a_model_that_is_in_the_folder_is_not_replaced(entries: TensorEntries, tmp_path: Path) -> None:
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "mine.py").write_text("")
-    with pytest.raises(CheckpointError, match=r"without checkpoints and without model\. Got .*, which holds model: another"):
+    with pytest.raises(
+        CheckpointError, match=r"without checkpoints and without model\. Got .*, which holds model: another"
+    ):
         fit(entries, output=tmp_path, **SMALL)
     assert (tmp_path / "model" / "mine.py").exists()
 
