@@ -44,6 +44,7 @@ demo-horovod: $(INSTALLED) $(HOROVOD) ## the same with two workers under horovod
 
 .PHONY: ui
 ui: $(INSTALLED) ## show the runs in a browser, at http://127.0.0.1:5000
+	case "$${MLFLOW_TRACKING_URI:-}" in http*) echo "A server shows these runs: $$MLFLOW_TRACKING_URI"; exit 0;; esac; \
 	$(VENV)/bin/mlflow ui --backend-store-uri "$${MLFLOW_TRACKING_URI:-sqlite:///mlflow.db}" --host 127.0.0.1 --port 5000
 
 .PHONY: horovod
@@ -62,6 +63,7 @@ bench: $(INSTALLED) $(HOROVOD) $(PEERS) ## time the bound against its peers and 
 	$(PYTHON_BIN) experiments/benchmarks/reading.py
 	$(PYTHON_BIN) experiments/benchmarks/workers.py
 	$(PYTHON_BIN) experiments/benchmarks/key_value.py
+	$(PYTHON_BIN) experiments/benchmarks/tracking.py
 
 .PHONY: soak
 soak: $(INSTALLED) $(HOROVOD) ## kill 100 workers of elastic jobs at random moments; writes experiments/results/soak.json

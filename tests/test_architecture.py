@@ -104,6 +104,7 @@ ORDER = [
     "serving",
     "reporting.figures",
     "reporting.report",
+    "reporting.described",
     "reporting.mlflow_tracker",
     "reporting",
     "commands.options",

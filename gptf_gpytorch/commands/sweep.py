@@ -52,6 +52,8 @@ def sweep(
 
     Example: gptf sweep clicks.csv --rank 3 --rank 5 --inducing 50 --inducing 100 --output runs/sweep
     """
+    if tracking.register:
+        raise click.UsageError("--register is for one model, which gptf train makes. Got it for a sweep.")
     configs = _configs(config_file, flags)
     binary = configs[0].likelihood == "probit"
     reading = {"value": value, "modes": modes, "duplicates": duplicates, "ids": ids, "binary": binary}

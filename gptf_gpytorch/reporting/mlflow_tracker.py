@@ -5,7 +5,6 @@ import importlib.metadata
 import json
 import math
 import os
-import platform
 import shlex
 import shutil
 import subprocess
@@ -17,7 +16,7 @@ from typing import Any
 
 from gptf_gpytorch.errors import InputError
 from gptf_gpytorch.health import pip_install
-from gptf_gpytorch.reporting import report
+from gptf_gpytorch.reporting import described, report
 from gptf_gpytorch.serving import served
 from gptf_gpytorch.tracking.journal import Journal
 from gptf_gpytorch.tracking.tracker import Tracker
@@ -27,7 +26,6 @@ from gptf_gpytorch.version import __version__
 # by the process that sends, which stays.
 _PATIENCE, _STOPPED = 20.0, 3.0
 _SENDING: list[subprocess.Popen[bytes]] = []  # those that were left to go on by themselves
-_PACKAGES = ("gptf_gpytorch", "torch", "gpytorch", "linear_operator", "numpy", "horovod", "mlflow")
 
 
 class MLflowTracker(Tracker):
@@ -99,32 +97,37 @@ class MLflowTracker(Tracker):
         self._temporary = run["output"] is None
         self._home = home = Path(run["output"] or tempfile.mkdtemp(prefix="gptf-mlflow-"))
         earlier = Journal.all(home)
-        tags = self._tags(run)
+        kept = {} if self._temporary else {"output": str(home.resolve())}
+        tags = {**described.tags(run), **kept, **self.tags}
         if run["resumed"] and earlier:
             self._journal = earlier.pop()
             steps = (record["step"] for record, _ in self._journal.records() if record["kind"] == "metrics")
             self._last = max(steps, default=0)
-            self._journal.append("again", tags=tags)
+            self._journal.append("again", tags=tags, system_metrics=self.system_metrics)
         else:
-            self._begin(Journal.new(home), _parameters(run), tags, self._dataset(run))
-            self._write_files(run)
+            dataset = described.dataset(run, self.source, self.reading)
+            self._begin(Journal.new(home), described.parameters(run), tags, dataset)
+            described.write_files(run, self.journal.folder / "run")
+            self.journal.append("files", path="run", to=None)
         self._send([journal.folder for journal in earlier if journal.waiting])
 
     def begin(self, output: Path, params: Mapping[str, Any]) -> None:
-        """Begin a run that is only the parent of others."""
+        """Begin a run that is only the parent of others; the one that is there goes on if it has the same parameters."""
         self._home = output
-        self._begin(Journal.new(output), params, self.tags, None)
+        earlier = Journal.all(output)
+        if earlier and earlier[-1].first.get("params") == dict(params):
+            self._journal = earlier[-1]
+            self._journal.append("again", tags=self.tags, system_metrics=self.system_metrics)
+        else:
+            self._begin(Journal.new(output), params, self.tags, None)
         self._send([])
 
     def _begin(self, journal: Journal, params: Mapping[str, Any], tags: Mapping[str, Any], dataset: Any) -> None:
         self._journal = journal
-        uri, self._lent = _active()
         parent = self.parent
         self._journal.append(
             "begin",
-            uri=uri,
-            run_id=self._lent,
-            experiment=self.experiment,
+            **described.chosen(self.experiment, nested=parent is not None),
             name=self.name,
             parent=str(parent.journal.folder.resolve()) if isinstance(parent, MLflowTracker) else parent,
             params=dict(params),
@@ -147,7 +150,7 @@ class MLflowTracker(Tracker):
     def step(self, record: Mapping[str, Any]) -> None:
         """Write the numbers of a step. Those of steps that are taken again after a resumption were written before."""
         if record["iteration"] > self._last:
-            self._metrics(record["iteration"], _numbers(record))
+            self._metrics(record["iteration"], described.numbers(record))
             self._last = record["iteration"]
 
     def _metrics(self, step: int, values: Mapping[str, float]) -> None:
@@ -184,7 +187,7 @@ class MLflowTracker(Tracker):
     def summarize(self, rows: Sequence[Mapping[str, Any]], score: str) -> None:
         """End a run that is the parent of others: their table, best first, and the best one's numbers."""
         folder = self.journal.folder / "table"
-        folder.mkdir()
+        folder.mkdir(exist_ok=True)
         with (folder / "runs.csv").open("w", newline="", encoding="utf-8") as file:
             writer = csv.DictWriter(file, list(rows[0]))
             writer.writeheader()
@@ -205,7 +208,7 @@ class MLflowTracker(Tracker):
         """End the run, and wait a while for what a server that answers has still to hear."""
         if self._journal is None or self._sender is None:
             return
-        self.journal.append("end", status=None if self._lent else status, tags={"gptf.reason": reason[:5000]})
+        self.journal.append("end", status=None if self.journal.lent else status, tags={"gptf.reason": reason[:5000]})
         sender, self._sender = self._sender, None
         sender.stdin.close()  # type: ignore[union-attr]
         try:
@@ -227,45 +230,6 @@ class MLflowTracker(Tracker):
             f"MLflow has not got {waiting} records of this run: {why}. Later: gptf sync {shlex.quote(str(self._home))}"
         )
 
-    def _tags(self, run: Mapping[str, Any]) -> dict[str, str]:
-        shape = " x ".join(str(size) for size in run["modes"].values())
-        installed = {name: _installed(name) for name in _PACKAGES}
-        return {
-            **{f"version.{name}": version for name, version in installed.items() if version},
-            **({"mlflow.source.git.commit": commit} if (commit := _commit()) else {}),
-            "mlflow.user": os.environ.get("USER", "") or os.environ.get("LOGNAME", "") or "unknown",
-            "mlflow.source.name": Path(sys.argv[0]).name or "python",
-            "workers": str(run["workers"]),
-            "host": platform.node(),
-            "likelihood": run["config"]["likelihood"],
-            "shape": shape,
-            "modes": ", ".join(run["modes"]),
-            **({} if self._temporary or self._home is None else {"output": str(self._home.resolve())}),
-            **self.tags,
-        }
-
-    def _dataset(self, run: Mapping[str, Any]) -> dict[str, str]:
-        """What MLflow keeps of a data set."""
-        uri = None if self.source is None else str(Path(self.source).resolve())
-        return {
-            "name": "entries" if self.source is None else Path(self.source).name,
-            "digest": run["digest"][:36],
-            "source_type": "local",
-            "source": json.dumps({"uri": uri, "reading": self.reading}),
-            "profile": json.dumps({"entries": run["entries"], "held_out": run["held_out"], "modes": run["modes"]}),
-        }
-
-    def _write_files(self, run: Mapping[str, Any]) -> None:
-        """The configuration and the environment, as files."""
-        folder = self.journal.folder / "run"
-        folder.mkdir()
-        (folder / "config.json").write_text(json.dumps(run["config"], indent=1) + "\n")
-        found = sorted(
-            {f"{found.name}=={found.version}" for found in importlib.metadata.distributions()}, key=str.lower
-        )
-        (folder / "environment.txt").write_text("\n".join([f"# Python {platform.python_version()}", *found]) + "\n")
-        self.journal.append("files", path="run", to=None)
-
     def _write_model(self, fitted: Any) -> None:
         model = (self._home or Path()) / "model"
         if self._temporary:
@@ -280,57 +244,3 @@ class MLflowTracker(Tracker):
             metadata={"gptf_gpytorch": __version__, "likelihood": fitted.config.likelihood},
             register=self.register,
         )
-
-
-def _numbers(record: Mapping[str, Any]) -> dict[str, float]:
-    """The numbers of a step, by the names they have in MLflow."""
-    scales = {f"lengthscale.{place}": scale for place, scale in enumerate(record["lengthscales"])}
-    terms = {f"term.{name}": term for name, term in record["terms"].items()}
-    plain = {
-        name: record[name]
-        for name in (
-            "bound",
-            "gradient_norm",
-            "outputscale",
-            "noise",
-            "lambda_passes",
-            "seconds",
-            "entries_per_second",
-            "held_out",
-        )
-        if record[name] is not None
-    }
-    return {**plain, **terms, **scales}
-
-
-def _parameters(run: Mapping[str, Any]) -> dict[str, str]:
-    """The configuration, in full, as a command line would have it."""
-    found = {}
-    for name, value in run["config"].items():
-        found[name] = ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
-    return found
-
-
-def _active() -> tuple[str | None, str | None]:
-    """The store and the run that the user has chosen in this process, or for it."""
-    mlflow = sys.modules.get("mlflow")
-    if mlflow is None or not hasattr(mlflow, "active_run"):
-        return None, os.environ.get("MLFLOW_RUN_ID")
-    active = mlflow.active_run()
-    return str(mlflow.get_tracking_uri()), active.info.run_id if active else os.environ.get("MLFLOW_RUN_ID")
-
-
-def _installed(name: str) -> str | None:
-    try:
-        return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return None
-
-
-def _commit() -> str | None:
-    """The commit of the project that the run is started in."""
-    try:
-        done = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, timeout=5, check=True)
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return done.stdout.strip()

@@ -19,7 +19,8 @@ class ServedModel(PythonModel):
         """Load the model, whose checksums are looked at."""
         self.fitted = FittedModel.load(context.artifacts["model"])
 
-    def predict(self, context: Any, model_input: Any, params: dict[str, Any] | None = None) -> Any:
+    # Without types: MLflow takes those of a table for a mistake, and says so wherever the model is loaded.
+    def predict(self, context, model_input, params=None):  # type: ignore[no-untyped-def]
         """The rows of a table, with their predictions."""
         return answer(self.fitted, model_input, **(params or {}))
 

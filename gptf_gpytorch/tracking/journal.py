@@ -44,7 +44,7 @@ class Journal:
     def append(self, kind: str, **content: Any) -> None:
         """Add a line; it is whole on the disk, or not there."""
         line = json.dumps({"kind": kind, "time": int(1000 * time.time()), **content}) + "\n"
-        self.folder.mkdir(parents=True, exist_ok=True)
+        self.folder.mkdir(0o700, parents=True, exist_ok=True)  # an address may hold a password
         descriptor = os.open(self.folder / _LINES, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
         try:
             size = os.fstat(descriptor).st_size
@@ -83,6 +83,16 @@ class Journal:
         draft = self.folder / f".{_SENT}.{os.getpid()}"
         draft.write_text(json.dumps(dict(sent)))
         draft.replace(self.folder / _SENT)
+
+    @property
+    def first(self) -> dict[str, Any]:
+        """The line that the journal begins with; empty if there is none."""
+        return next((record for record, _ in self.records()), {})
+
+    @property
+    def lent(self) -> bool:
+        """Whether its run is one that somebody else began, and ends."""
+        return bool(self.first.get("run_id"))
 
     @property
     def waiting(self) -> int:

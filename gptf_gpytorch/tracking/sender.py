@@ -86,20 +86,26 @@ class Sender:
             dataset = entities.Dataset(**record["dataset"])
             context = [entities.InputTag("mlflow.data.context", "training")]
             self._client.log_inputs(run_id, [entities.DatasetInput(dataset, context)])
+        self._watch(sent, record)
+
+    def _watch(self, sent: Mapping[str, Any], record: Mapping[str, Any]) -> None:
+        """Measure processors, memory and network, if that was asked for."""
         if record["system_metrics"]:
             monitor = importlib.import_module("mlflow.system_metrics.system_metrics_monitor")
-            self._monitor = monitor.SystemMetricsMonitor(run_id, resume_logging=True)
+            self._monitor = monitor.SystemMetricsMonitor(sent["run_id"], resume_logging=True)
             self._monitor.start()
 
     def _run(self, key: str, record: Mapping[str, Any]) -> str:
         """The run with that key. A request that made it may have been answered to nobody, so look first."""
-        experiment = self._experiment(record["experiment"])
+        parent = self._parent(record["parent"]) if record["parent"] else None
+        if parent is not None:  # MLflow shows runs as nested within one experiment
+            experiment = self._client.get_run(parent).info.experiment_id
+        else:
+            experiment = record["experiment_id"] or self._experiment(record["experiment"])
         found = self._client.search_runs([experiment], f"tags.`{KEY}` = '{key}'", max_results=1)
         if found:
             return str(found[0].info.run_id)
-        tags = {KEY: key}
-        if record["parent"]:
-            tags["mlflow.parentRunId"] = self._parent(record["parent"])
+        tags = {KEY: key, **({"mlflow.parentRunId": parent} if parent else {})}
         return str(self._client.create_run(experiment, record["time"], tags, record["name"]).info.run_id)
 
     @staticmethod
@@ -113,10 +119,9 @@ class Sender:
         return str(journal.sent["run_id"])
 
     def _experiment(self, name: str | None) -> str:
-        """The experiment that was asked for, as MLflow's own variables do, or MLflow's default."""
-        name = name or os.environ.get("MLFLOW_EXPERIMENT_NAME")
+        """The experiment of that name, or MLflow's default."""
         if not name:
-            return os.environ.get("MLFLOW_EXPERIMENT_ID") or "0"
+            return "0"
         found = self._client.get_experiment_by_name(name)
         return str(found.experiment_id if found else self._client.create_experiment(name))
 
@@ -149,6 +154,7 @@ class Sender:
         """The run goes on."""
         self._client.update_run(sent["run_id"], "RUNNING")
         self._set(sent["run_id"], {}, record["tags"])
+        self._watch(sent, record)
 
     def _child(self, sent: Mapping[str, Any], record: Mapping[str, Any]) -> None:
         """A nested run of which only the end is known."""
@@ -168,27 +174,36 @@ class Sender:
         self._client.log_artifacts(sent["run_id"], str(self.journal.folder / record["path"]), record["to"])
 
     def _model(self, sent: Mapping[str, Any], record: Mapping[str, Any]) -> None:
-        """The model, as one that MLflow serves."""
-        mlflow = importlib.import_module("mlflow")
-        run = self._client.get_run(sent["run_id"])
-        if not (run.outputs and run.outputs.model_outputs):
+        """The model, as one that MLflow serves. One that did not arrive whole is sent again, in its place."""
+        client, key, run = self._client, self.journal.key, self._client.get_run(sent["run_id"])
+        experiment = run.info.experiment_id
+        found = client.search_logged_models([experiment], f"tags.`{KEY}` = '{key}'", max_results=1)
+        model = (
+            found[0]
+            if found
+            else client.create_logged_model(
+                experiment, name="model", source_run_id=run.info.run_id, tags={KEY: key}, params=run.data.params
+            )
+        )
+        if model.status != "READY":
             pyfunc, models = importlib.import_module("mlflow.pyfunc"), importlib.import_module("mlflow.models")
             pandas = importlib.import_module("pandas")  # which MLflow brings
-            with mlflow.start_run(run_id=sent["run_id"]):
-                pyfunc.log_model(
-                    name="model",
-                    python_model=record["code"],
-                    artifacts={"model": str((self.journal.folder / record["path"]).resolve())},
-                    signature=models.ModelSignature.from_dict(record["signature"]),
-                    input_example=pandas.DataFrame(record["example"]),
-                    pip_requirements=record["requirements"],
-                    metadata=record["metadata"],
-                )
-            if _lent(self.journal):
-                self._client.update_run(sent["run_id"], "RUNNING")
-            run = self._client.get_run(sent["run_id"])
+            pyfunc.log_model(
+                name="model",
+                model_id=model.model_id,
+                python_model=record["code"],
+                artifacts={"model": str((self.journal.folder / record["path"]).resolve())},
+                signature=models.ModelSignature.from_dict(record["signature"]),
+                input_example=pandas.DataFrame(record["example"]),
+                pip_requirements=record["requirements"],
+                metadata=record["metadata"],
+            )
+        outputs = run.outputs.model_outputs if run.outputs else []
+        if all(output.model_id != model.model_id for output in outputs):
+            output = importlib.import_module("mlflow.entities").LoggedModelOutput(model.model_id, step=0)
+            client.log_outputs(run.info.run_id, [output])
         if record["register"]:
-            self._register(run.outputs.model_outputs[0].model_id, **record["register"])
+            self._register(model.model_id, **record["register"])
 
     def _register(self, model_id: str, name: str, alias: str | None) -> None:
         versions = self._client.search_model_versions(f"name = '{name}'")
@@ -245,14 +260,9 @@ def main() -> None:
         pass
     if last is not None and last["kind"] != "end":  # nobody is left to say it
         reason = "The process that trained ended without a word: it was killed."
-        journal.append("end", status=None if _lent(journal) else "FAILED", tags={"gptf.reason": reason})
+        journal.append("end", status=None if journal.lent else "FAILED", tags={"gptf.reason": reason})
     troubles = [attempt(journal, sender), *(attempt(earlier) for earlier in before)]
     sys.exit(3 if any(troubles) else 0)
-
-
-def _lent(journal: Journal) -> bool:
-    """Whether the run is one that somebody else began, and ends."""
-    return bool(next((record["run_id"] for record, _ in journal.records() if record["kind"] == "begin"), None))
 
 
 if __name__ == "__main__":

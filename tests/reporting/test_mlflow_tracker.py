@@ -291,3 +291,15 @@ def test_system_metrics_come_on_request(client: Any, monkeypatch: Any) -> None:
     fit(make_entries(200), **{**SMALL, "max_iterations": 3}, tracker=[tracker, Waits()])
     metrics = client.get_run(run_of(tracker)).data.metrics
     assert any(name.startswith("system/") for name in metrics)
+
+
+def test_a_sweep_that_is_repeated_keeps_its_parent(client: Any, csv: Path, tmp_path: Path) -> None:
+    command = [tool("gptf"), "sweep", csv, "--rank", "1", "--rank", "2", "--inducing", "10", "--max-iterations", "3"]
+    command += ["--output", tmp_path / "sweep", "--quiet", "--track", "mlflow", "--experiment", "repeated"]
+    for _ in range(2):
+        subprocess.run(command, check=True, capture_output=True)
+    runs = client.search_runs([client.get_experiment_by_name("repeated").experiment_id])
+    (parent,) = [run for run in runs if "swept_rank" in run.data.params]
+    assert (len(runs), parent.info.status) == (3, "FINISHED")
+    refused = subprocess.run([*command, "--register", "x"], capture_output=True, text=True)
+    assert "--register is for one model" in refused.stderr

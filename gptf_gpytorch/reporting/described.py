@@ -1,0 +1,108 @@
+"""What MLflow is told of a run: its parameters, tags, data set and files, and the numbers of its steps."""
+
+import importlib.metadata
+import json
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from gptf_gpytorch.tracking import mlflow_store
+
+_PACKAGES = ("gptf_gpytorch", "torch", "gpytorch", "linear_operator", "numpy", "horovod", "mlflow")
+_NUMBERS = (
+    "bound",
+    "gradient_norm",
+    "outputscale",
+    "noise",
+    "lambda_passes",
+    "seconds",
+    "entries_per_second",
+    "held_out",
+)
+
+
+def parameters(run: Mapping[str, Any]) -> dict[str, str]:
+    """The configuration, in full, as a command line would have it."""
+    found = {}
+    for name, value in run["config"].items():
+        found[name] = ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+    return found
+
+
+def tags(run: Mapping[str, Any]) -> dict[str, str]:
+    """What and where."""
+    installed = {name: _installed(name) for name in _PACKAGES}
+    return {
+        **{f"version.{name}": version for name, version in installed.items() if version},
+        **({"mlflow.source.git.commit": commit} if (commit := _commit()) else {}),
+        "mlflow.user": os.environ.get("USER", "") or os.environ.get("LOGNAME", "") or "unknown",
+        "mlflow.source.name": Path(sys.argv[0]).name or "python",
+        "workers": str(run["workers"]),
+        "host": platform.node(),
+        "likelihood": run["config"]["likelihood"],
+        "shape": " x ".join(str(size) for size in run["modes"].values()),
+        "modes": ", ".join(run["modes"]),
+    }
+
+
+def dataset(run: Mapping[str, Any], source: str | Path | None, reading: Mapping[str, Any]) -> dict[str, str]:
+    """What MLflow keeps of a data set."""
+    uri = None if source is None else str(Path(source).resolve())
+    return {
+        "name": "entries" if source is None else Path(source).name,
+        "digest": run["digest"][:36],
+        "source_type": "local",
+        "source": json.dumps({"uri": uri, "reading": dict(reading)}),
+        "profile": json.dumps({"entries": run["entries"], "held_out": run["held_out"], "modes": run["modes"]}),
+    }
+
+
+def write_files(run: Mapping[str, Any], folder: Path) -> None:
+    """The configuration and the environment, as files."""
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(run["config"], indent=1) + "\n")
+    found = sorted({f"{found.name}=={found.version}" for found in importlib.metadata.distributions()}, key=str.lower)
+    (folder / "environment.txt").write_text("\n".join([f"# Python {platform.python_version()}", *found]) + "\n")
+
+
+def numbers(record: Mapping[str, Any]) -> dict[str, float]:
+    """The numbers of a step, by the names they have in MLflow."""
+    scales = {f"lengthscale.{place}": scale for place, scale in enumerate(record["lengthscales"])}
+    terms = {f"term.{name}": term for name, term in record["terms"].items()}
+    return {**{name: record[name] for name in _NUMBERS if record[name] is not None}, **terms, **scales}
+
+
+def chosen(experiment: str | None, *, nested: bool) -> dict[str, str | None]:
+    """The store, the experiment and the run that the user has chosen, now: whoever sends may be set to others.
+
+    :param nested: whether the run is to be one of its own all the same, inside another.
+    """
+    uri = os.environ.get("MLFLOW_TRACKING_URI")  # set_tracking_uri sets it, too, and set_experiment the id
+    mlflow = sys.modules.get("mlflow")
+    active = mlflow.active_run() if hasattr(mlflow, "active_run") else None  # type: ignore[union-attr]
+    return {
+        "uri": uri and mlflow_store.absolute(uri),
+        "experiment": experiment or os.environ.get("MLFLOW_EXPERIMENT_NAME"),
+        "experiment_id": None if experiment else os.environ.get("MLFLOW_EXPERIMENT_ID"),
+        "run_id": None if nested else str(active.info.run_id) if active else os.environ.get("MLFLOW_RUN_ID"),
+    }
+
+
+def _installed(name: str) -> str | None:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _commit() -> str | None:
+    """The commit of the project that the run is started in."""
+    try:
+        done = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, timeout=5, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip()

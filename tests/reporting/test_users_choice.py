@@ -1,0 +1,107 @@
+"""What the user has chosen in MLflow holds: the store, the experiment, the run that is active, and what is in it."""
+
+import os
+import sqlite3
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from servers import Server, free_port, running, tool, tracking_server
+from small_tensor import make_entries
+
+from gptf_gpytorch import MLflowTracker, fit
+
+SMALL: dict[str, Any] = {"rank": 2, "inducing": 15, "max_iterations": 3}
+
+
+@pytest.fixture
+def mlflow(server: Server, client: Any) -> Iterator[Any]:
+    """MLflow in this process, set to the server."""
+    import mlflow
+
+    mlflow.set_tracking_uri(server.uri)
+    yield mlflow
+    mlflow.set_tracking_uri(None)
+    mlflow.tracking.fluent._active_experiment_id = None
+    os.environ.pop("MLFLOW_EXPERIMENT_ID", None)
+
+
+def test_folds_are_nested_in_the_run_that_is_active(mlflow: Any, client: Any) -> None:
+    mlflow.set_experiment("folds")
+    with mlflow.start_run() as parent:
+        for fold in range(2):
+            tracker = MLflowTracker(name=f"fold {fold}", parent=parent.info.run_id)
+            fit(make_entries(200), **SMALL, seed=fold, tracker=tracker)
+            assert tracker.trouble is None
+    runs = client.search_runs([parent.info.experiment_id], f"tags.`mlflow.parentRunId` = '{parent.info.run_id}'")
+    assert sorted(run.info.run_name for run in runs) == ["fold 0", "fold 1"]
+    assert not client.get_run(parent.info.run_id).data.params
+
+
+def test_a_model_of_the_users_in_the_same_run_is_not_taken_for_ours(mlflow: Any, client: Any) -> None:
+    with mlflow.start_run() as mine:
+        theirs = client.create_logged_model(mine.info.experiment_id, name="mine", source_run_id=mine.info.run_id)
+        client.log_outputs(mine.info.run_id, [mlflow.entities.LoggedModelOutput(theirs.model_id, 0)])
+        fit(make_entries(200), **SMALL, tracker=MLflowTracker(register="ours"))
+    outputs = client.get_run(mine.info.run_id).outputs.model_outputs
+    models = {client.get_logged_model(output.model_id).name: output.model_id for output in outputs}
+    assert (len(outputs), set(models)) == (2, {"mine", "model"})
+    (version,) = client.search_model_versions("name = 'ours'")
+    assert version.source.endswith(models["model"])
+
+
+def test_set_experiment_wins_over_the_environment(mlflow: Any, client: Any, monkeypatch: Any) -> None:
+    monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "by the environment")
+    mlflow.set_experiment("by a call")
+    tracker = MLflowTracker()
+    fit(make_entries(200), **SMALL, tracker=tracker)
+    experiment = client.get_run(str(tracker.run_id)).info.experiment_id
+    assert client.get_experiment(experiment).name == "by a call"
+
+
+def test_what_is_sent_later_goes_to_the_store_that_was_set(csv: Path, tmp_path: Path) -> None:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("MLFLOW")}
+    away = f"http://127.0.0.1:{free_port()}"
+    command = [tool("gptf"), "train", csv, "--track", "mlflow", "--output", "run", "--max-iterations", "2", "--quiet"]
+    subprocess.run(command, cwd=tmp_path, env={**environment, "MLFLOW_TRACKING_URI": away}, check=True)
+    done = subprocess.run([tool("gptf"), "sync", "run"], cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert (done.returncode, away in done.stderr) == (1, True)
+    assert not (tmp_path / "mlflow.db").exists()
+
+
+def test_a_model_that_was_cut_off_arrives_whole_and_once(tmp_path: Path, monkeypatch: Any) -> None:
+    """kill -9 of the server when it knows of the model and has none of its files."""
+    from mlflow.tracking import MlflowClient
+
+    own, output = tracking_server(tmp_path), tmp_path / "run"
+
+    def kill() -> None:
+        until = time.monotonic() + 120.0
+        while time.monotonic() < until:
+            with sqlite3.connect(f"file:{tmp_path / 'store' / 'mlflow.db'}?mode=ro", uri=True) as store:
+                if store.execute("select count(*) from logged_models").fetchone()[0]:
+                    break
+            time.sleep(0.02)
+        own.kill()
+
+    with running(own):
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", own.uri)
+        killer = threading.Thread(target=kill)
+        killer.start()
+        tracker = MLflowTracker(register="cut", alias="off")
+        fit(make_entries(300), **SMALL, tracker=tracker, output=output)
+        killer.join()
+        assert tracker.trouble is not None
+        own.start()
+        subprocess.run([tool("gptf"), "sync", output], check=True, capture_output=True)
+        client = MlflowClient(own.uri)
+        run = client.get_run(tracker.journal.sent["run_id"])
+        (model,) = client.search_logged_models([run.info.experiment_id])
+        assert [found.model_id for found in run.outputs.model_outputs] == [model.model_id]
+        assert model.status == "READY"
+        assert "MLmodel" in {file.path for file in client.list_logged_model_artifacts(model.model_id)}
+        assert client.get_model_version_by_alias("cut", "off").run_id == run.info.run_id
