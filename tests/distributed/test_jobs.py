@@ -254,5 +254,5 @@ def test_the_script_for_horovod_users(data: Path) -> None:
     text = Job(2, sys.executable, script, data, 20).finish()
     bounds = [re.findall(r"step 10  bound (\S+)", out) for out in (alone.stdout, text)]
     assert len(bounds[0]) == len(bounds[1]) == 1, "only worker 0 prints"
-    assert float(bounds[0][0]) == pytest.approx(float(bounds[1][0]), abs=0.2), "another start, the same problem"
+    assert float(bounds[0][0]) == pytest.approx(float(bounds[1][0]), abs=2e-6), "the same start, the same steps"
     assert "on 2 worker(s)" in text
