@@ -63,7 +63,6 @@ bench: $(INSTALLED) $(HOROVOD) $(PEERS) ## time the bound against its peers and 
 	$(PYTHON_BIN) experiments/benchmarks/reading.py
 	$(PYTHON_BIN) experiments/benchmarks/workers.py
 	$(PYTHON_BIN) experiments/benchmarks/key_value.py
-	$(PYTHON_BIN) experiments/benchmarks/tracking.py
 
 .PHONY: soak
 soak: $(INSTALLED) $(HOROVOD) ## kill 100 workers of elastic jobs at random moments; writes experiments/results/soak.json
