@@ -107,7 +107,7 @@ def test_the_best_checkpoint_is_kept_beside_the_last_ones(entries: TensorEntries
 def test_a_signal_when_all_steps_were_taken_lets_the_run_finish(
     entries: TensorEntries, tmp_path: Path, where: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    expected = fit(entries, max_iterations=3, **SMALL)
+    expected, handler = fit(entries, max_iterations=3, **SMALL), signal.getsignal(signal.SIGINT)
     if where == "save":
         during(monkeypatch, FittedModel, "save", 1)
     else:
@@ -123,7 +123,7 @@ def test_a_signal_when_all_steps_were_taken_lets_the_run_finish(
     assert same(result, expected)
     assert ("note", "asked to stop when all steps were taken: the model is finished") in recorder.seen
     assert torch.equal(FittedModel.load(tmp_path).model.factors[0], expected.model.factors[0])
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert signal.getsignal(signal.SIGINT) is handler
 
 
 def csv(path: Path, entries: TensorEntries) -> Path:
