@@ -81,7 +81,7 @@ class Communicator(ABC):
 
     @contextmanager
     def asking(self, wish: Callable[[], int]) -> Iterator[None]:
-        """While the block runs, this worker's slot in the first payload of every evaluation says what ``wish`` returns.
+        """While the block runs, this worker's slot in the payloads of every evaluation says what ``wish`` returns.
 
         Anything but 0 makes all workers leave that evaluation (:class:`~gptf_gpytorch.distributed.slots.StopRequestedError`).
         """

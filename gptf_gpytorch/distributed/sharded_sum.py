@@ -11,6 +11,9 @@ from gptf_gpytorch.distributed import slots
 from gptf_gpytorch.distributed.communicator import Communicator
 from gptf_gpytorch.distributed.threads import split
 
+# Chunks after which a thread looks whether its worker was asked to stop: less than a second's work.
+_LEG = 20
+
 
 class Shard(Protocol):
     """The entries that this worker holds; there may be none."""
@@ -62,7 +65,11 @@ def total(map_chunks: Summation, shard: Shard, communicator: Communicator) -> tu
     """
     with torch.no_grad():
         chunks = shard.chunks()
-        mine = _add_up(split(map_chunks.total, chunks, map_chunks.threaded))
+
+        def add(part: Sequence[Any]) -> tuple[Tensor, ...]:
+            return _add_up(map_chunks.total(leg) for leg in _legs(part, communicator))
+
+        mine = _add_up(split(add, chunks, map_chunks.threaded))
         bad = (
             None if _finite(mine) else next((c.rows for c in chunks if not _finite(map_chunks.total([c]))), slice(0, 0))
         )
@@ -84,8 +91,8 @@ def sharded_sum(map_chunks: ChunkMap, shard: Shard, communicator: Communicator) 
     accumulator, so that a chunk costs nothing for the rows it does not touch.
 
     There are exactly two collectives: one sums the outputs in the forward pass, one sums the gradient of the leaves and
-    tables, as one dense vector, in the backward pass. Afterwards all workers hold the same bits, which is why nothing
-    that follows needs to communicate.
+    tables, as one dense vector, in the backward pass; each worker's slot travels with both. Afterwards all workers hold
+    the same bits, which is why nothing that follows needs to communicate.
     """
     sums: tuple[Tensor, ...] = _ShardedSum.apply(  # type: ignore[no-untyped-call]
         map_chunks, shard, communicator, *map_chunks.leaves, *shard.tables
@@ -113,20 +120,33 @@ class _ShardedSum(torch.autograd.Function):
         def add(chunks: Sequence[Any]) -> tuple[Tensor, ...]:
             zeros = [torch.zeros_like(t) if need else None for t, need in zip(tensors, needed, strict=True)]
             leaves, tables = zeros[:first_table], zeros[first_table:]
-            found = map_chunks.pull(chunks, cotangents, needed[:first_table], tables)
-            for accumulated, share in zip(leaves, found, strict=True):
-                if accumulated is not None and share is not None:
-                    accumulated.add_(share)
+            for leg in _legs(chunks, communicator):
+                found = map_chunks.pull(leg, cotangents, needed[:first_table], tables)
+                for accumulated, share in zip(leaves, found, strict=True):
+                    if accumulated is not None and share is not None:
+                        accumulated.add_(share)
             return tuple(gradient for gradient in zeros if gradient is not None)
 
         if not any(needed):
             return (None,) * (3 + len(needed))
-        reduced = iter(_reduce(_add_up(split(add, shard.chunks(), map_chunks.threaded)), communicator))
+        mine = _add_up(split(add, shard.chunks(), map_chunks.threaded))
+        *sums, said = _reduce([*mine, slots.fill(communicator, mine[0], None)], communicator)
+        slots.check(said)
+        reduced = iter(sums)
         return None, None, None, *(next(reduced) if need else None for need in needed)
 
 
+def _legs(chunks: Sequence[Any], communicator: Communicator) -> Iterator[Sequence[Any]]:
+    """The chunks, some at a time; the rest is left when the worker is asked to stop, which its slot will say to all."""
+    yield chunks[:_LEG]
+    for start in range(_LEG, len(chunks), _LEG):
+        if communicator.wish:
+            return
+        yield chunks[start : start + _LEG]
+
+
 def _add_up(parts: Iterator[tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
-    """The sum of the threads' accumulators, in their order."""
+    """The sum of accumulators, in their order."""
     first = next(parts)
     for part in parts:
         for accumulated, share in zip(first, part, strict=True):

@@ -1,4 +1,4 @@
-"""What each worker tells all others in the first payload of an evaluation, at the cost of three numbers a worker.
+"""What each worker tells all others in the payloads of an evaluation, at the cost of three numbers a worker.
 
 A worker's own data, clock and signals must not decide anything on that worker alone: the others would wait for it in the
 next collective. Each worker fills its own slot, the sum that is taken anyway brings all slots to all workers, and all of

@@ -1,7 +1,10 @@
 """The sum over chunks and workers: collectives, gradients, empty shards, memory."""
 
+import importlib
+import signal
 import subprocess
 import sys
+from contextlib import nullcontext
 from copy import deepcopy
 
 import pytest
@@ -11,6 +14,9 @@ from torch import Tensor
 from workers import ThreadCommunicator, Workers
 
 from gptf_gpytorch import CollapsedELBO, Communicator, InputError, StalePosteriorError
+from gptf_gpytorch.distributed import slots
+
+summing = importlib.import_module("gptf_gpytorch.distributed.sharded_sum")  # the package has a function of that name
 
 SPLITS = {
     "equal": [range(0, 20), range(20, 40)],
@@ -44,11 +50,11 @@ def test_workers_agree_with_one_process_and_bitwise_with_each_other(either: Smal
 
 
 def test_exactly_two_collectives_of_known_length(gaussian: Small) -> None:
-    """One sums the statistics with three numbers a worker, one sums one dense gradient: no keys, no rows, nothing else."""
+    """One sums the statistics, one sums one dense gradient, each with three numbers a worker: no keys, nothing else."""
     lengths = Workers(2).run(lambda comm: (evaluate(gaussian, SPLITS["equal"][comm.rank], comm), comm.lengths)[1])
     p = len(gaussian.B)
     parameters = sum(parameter.numel() for parameter in gaussian.model.parameters())
-    assert lengths == [[p * p + p + 4 + 2 * 3, parameters]] * 2
+    assert lengths == [[p * p + p + 4 + 2 * 3, parameters + 2 * 3]] * 2
 
 
 def test_a_probit_evaluation_adds_one_collective_a_pass(probit: Small) -> None:
@@ -97,6 +103,60 @@ def test_what_one_worker_breaks_is_an_error_on_all(either: Small, bad: str) -> N
     assert found[0] == found[1]
     assert found[0][0].startswith("Worker 1: ")
     assert found[0][1] == 1, "one sum"
+
+
+class Counting:
+    """Counts the chunks that it maps, and is asked to stop while it maps the second leg."""
+
+    threaded, tables = False, ()
+
+    def __init__(self, chunks: int) -> None:
+        self.count, self.seen = chunks, 0
+
+    def chunks(self) -> list[int]:
+        return list(range(self.count))
+
+    def total(self, chunks: list[int]) -> tuple[Tensor]:
+        self.seen += len(chunks)
+        return (torch.tensor([float(len(chunks))], dtype=torch.float64),)
+
+    def wish(self) -> int:
+        return signal.SIGTERM if self.seen > summing._LEG else 0
+
+
+def test_a_worker_that_is_asked_to_stop_leaves_the_rest_of_its_chunks_and_all_hear_of_it() -> None:
+    def job(comm: ThreadCommunicator) -> tuple[int, int, int]:
+        entries = Counting(10 * summing._LEG)
+        asking = comm.asking(entries.wish) if comm.rank == 1 else nullcontext()
+        with asking, pytest.raises(slots.StopRequestedError) as caught:
+            summing.total(entries, entries, comm)
+        return entries.seen, caught.value.worker, caught.value.wish
+
+    leg = summing._LEG
+    assert Workers(2).run(job) == [(10 * leg, 1, signal.SIGTERM), (2 * leg, 1, signal.SIGTERM)]
+
+
+def test_legs_add_up_to_the_whole(either: Small, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = evaluate(either, range(N))
+    monkeypatch.setattr(summing, "_LEG", 2)
+    for mine, whole in zip(evaluate(either, range(N)), expected, strict=True):
+        torch.testing.assert_close(mine, whole, rtol=1e-9, atol=1e-9)
+
+
+def test_a_stop_that_comes_in_the_backward_pass_is_answered_there_by_all(either: Small) -> None:
+    def job(comm: ThreadCommunicator) -> tuple[int, int]:
+        model, likelihood = deepcopy(either.model), deepcopy(either.likelihood)
+        rows = list(SPLITS["unequal"][comm.rank])
+        mll, asked = CollapsedELBO(likelihood, model, N, comm), []
+        with comm.asking(lambda: signal.SIGINT if asked else 0):
+            bound = mll(model(either.indices[rows]), either.y[rows])
+            asked += [True] if comm.rank == 0 else []
+            with pytest.raises(slots.StopRequestedError) as caught:
+                bound.backward()
+        assert all(parameter.grad is None for parameter in model.parameters())
+        return caught.value.worker, caught.value.wish
+
+    assert Workers(2).run(job) == [(0, signal.SIGINT)] * 2
 
 
 def test_a_stale_posterior_with_several_workers_is_not_refreshed_behind_their_backs(gaussian: Small) -> None:
