@@ -49,13 +49,13 @@ class TrainConfig:
 
     Example:
         >>> TrainConfig(likelihood="probit", rank=5).inducing
-        100
+        200
 
     """
 
     likelihood: Likelihood = "gaussian"
     rank: int | tuple[int, ...] = 3
-    inducing: int = 100
+    inducing: int = 200
     kernel: KernelName = "rbf"
     mean: MeanName = "constant"
     optimizer: OptimizerName = "lbfgs"
@@ -65,7 +65,7 @@ class TrainConfig:
     gradient_tolerance: float = 1e-6
     max_seconds: float = math.inf
     validation: float = 0.1
-    patience: int = 10
+    patience: int = 30
     balance: float = 0.0
     standardize: bool = True
     restarts: int = 1

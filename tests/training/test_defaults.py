@@ -18,6 +18,7 @@ def split(kind: str, seed: int = 0) -> tuple[TensorEntries, TensorEntries]:
     shape, n, test = {
         "tiny": ((8, 6, 4), 90, 60),
         "unequal": ((800, 6, 4), 3200, 800),
+        "few multiplicative": ((25, 20, 12), 1700, 500),
     }.get(kind, ((25, 20, 12), 2500, 500))
     cells = np.stack(np.unravel_index(rng.permutation(int(np.prod(shape)))[:n], shape), axis=1)
     a, b, c = (rng.normal(size=(d, 2))[cells[:, mode]] for mode, d in enumerate(shape))
@@ -27,6 +28,7 @@ def split(kind: str, seed: int = 0) -> tuple[TensorEntries, TensorEntries]:
         "noise": 5.0 + 3.0 * noise,
         "additive": additive + 0.3 * noise,
         "multiplicative": (a * b * c).sum(axis=1) + 0.3 * noise,
+        "few multiplicative": (a * b * c).sum(axis=1) + 0.3 * noise,
         "skewed": np.exp(0.8 * additive + 0.5 * noise),
         "tiny": additive + 0.3 * noise,
         "unequal": additive + 0.3 * noise,
@@ -107,3 +109,10 @@ def test_ones_alone_with_ids_of_text(tmp_path: Path) -> None:
     )
     labels = torch.tensor([float(rng.random() < chance[cell]) for cell in cells])
     assert evaluate(fitted, TensorEntries(indices, labels, shape=entries.shape))["auc"] > 0.7
+
+
+@pytest.mark.parametrize("seed", [7, 8], ids=["needs inducing points", "needs patience"])
+def test_few_entries_that_become_less_likely_before_they_become_more_likely(seed: int) -> None:
+    """A product has no slope at factors 0: training overfits for some 20 steps before it finds the structure."""
+    train, test = split("few multiplicative", seed)
+    assert evaluate(fit(train).fitted, test)["rmse"] < 0.6 * rmse_of_the_mean(train, test)
