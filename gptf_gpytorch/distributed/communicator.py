@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gptf_gpytorch.distributed.links import Links
 from gptf_gpytorch.distributed.watchdog import TIMEOUT, Rendezvous, Watchdog
 from gptf_gpytorch.errors import InputError, WorkerError
 from gptf_gpytorch.health import Fact
@@ -151,7 +152,7 @@ class HorovodCommunicator(Communicator):
     def _join(self) -> None:
         """Meet the other workers."""
         os.environ.setdefault("HOROVOD_CYCLE_TIME", _CYCLE)
-        self._hvd.init()
+        self._links = Links(self._hvd.init)
         self._rank, self._size = int(self._hvd.rank()), int(self._hvd.size())
         self._watchdog = self._watch()
 

@@ -1,9 +1,7 @@
 """Workers that may leave and come while the others go on: what ``horovodrun --host-discovery-script`` starts."""
 
 import os
-import socket
 import threading
-from contextlib import suppress
 from typing import Any
 
 import torch
@@ -42,7 +40,6 @@ class ElasticCommunicator(HorovodCommunicator):
         if os.environ.get("HOROVOD_ELASTIC") != "1":
             raise InputError(f"Elastic training must be started by an elastic horovodrun: {_COMMAND}. Got none.")
         self._news = threading.Event()
-        self._links: set[tuple[str, str]] = set()
         super().__init__(timeout)
         notifications = host_notifications()
         notifications.init()
@@ -77,30 +74,15 @@ class ElasticCommunicator(HorovodCommunicator):
         self._hvd.shutdown()
         self._join()
 
-    def _join(self) -> None:
-        before = _sockets()
-        super()._join()
-        self._links = set(_sockets().items() - before.items())
-
     def _watch(self) -> Watchdog:
-        return Watchdog(self._rendezvous, self._rank, self._size, self._timeout, cut=self._cut)
+        return Watchdog(self._rendezvous, self._rank, self._size, self._timeout, cut=self._links.cut)
 
     def _broken(self, error: RuntimeError) -> WorkerError:
-        self._cut()
+        # Horovod keeps connections open until the workers meet again, and one that waits for another's part in a broken
+        # collective would sit out gloo's timeout before it came to that meeting.
+        self._links.cut()
         self._watchdog.report_broken()
         return WorkersChangedError("A worker is gone.")
-
-    def _cut(self) -> None:
-        """Close the connections to the others.
-
-        Horovod keeps them open until the workers meet again, and one that waits for another's part in a broken collective
-        would sit out gloo's timeout before it came to that meeting.
-        """
-        for number, name in self._links:
-            with suppress(OSError):
-                if os.readlink(f"/proc/self/fd/{number}") == name:
-                    with socket.socket(fileno=os.dup(int(number))) as end:
-                        end.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
         """Leave the job, when all workers that are still in it have come to this point."""
@@ -109,13 +91,3 @@ class ElasticCommunicator(HorovodCommunicator):
         except WorkersChangedError:
             self._watchdog.stop()
             self._hvd.shutdown()
-
-
-def _sockets() -> dict[str, str]:
-    """The numbers and names of this process's open sockets; none where the system does not say."""
-    found = {}
-    with suppress(FileNotFoundError):
-        for number in os.listdir("/proc/self/fd"):
-            with suppress(OSError):
-                found[number] = os.readlink(f"/proc/self/fd/{number}")
-    return {number: name for number, name in found.items() if name.startswith("socket:")}
