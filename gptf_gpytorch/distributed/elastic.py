@@ -89,5 +89,4 @@ class ElasticCommunicator(HorovodCommunicator):
         try:
             super().close()
         except WorkersChangedError:
-            self._watchdog.stop()
-            self._hvd.shutdown()
+            self._leave()

@@ -1,5 +1,6 @@
 """Run by horovodrun: workers that sum without end, until a file is there and one of them does what the first argument says."""
 
+import ctypes
 import os
 import sys
 import time
@@ -17,6 +18,8 @@ for step in range(10**6):
     if communicator.rank == 1 and os.path.exists(go):
         if fault == "hang":
             time.sleep(600)
+        elif fault == "hold":
+            ctypes.PyDLL(None).sleep(600)  # no other thread runs meanwhile
         elif fault == "other":
             communicator.broadcast(torch.zeros(7), root=1)
     time.sleep(0.01)

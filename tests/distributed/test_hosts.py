@@ -1,7 +1,9 @@
 """Jobs across two hosts: the same answer as one process, and an end in time when the cable between them is cut."""
 
 import json
+import os
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -90,6 +92,20 @@ def elastic(hosts: tuple[Host, Host], data: Path, *options: object) -> Job:
     job = Job(2, *flags, *command, inside=hosts[0].inside)
     job.wait_for("step 10 ", seconds=200)
     return job
+
+
+def test_a_stopped_worker_that_is_alone_on_its_host_is_removed(hosts: tuple[Host, Host], data: Path) -> None:
+    job = elastic(hosts, data, "--timeout", 6)
+    stopped = job.worker_on("host2")
+    assert stopped in hosts[1].processes()
+    os.kill(stopped, signal.SIGSTOP)
+    job.wait_for("Workers that go on: 1;", seconds=40)
+    began = time.monotonic()
+    while (left := hosts[1].processes()) and time.monotonic() < began + 5.0:
+        time.sleep(0.05)
+    text = job.end()
+    assert not left, text
+    assert re.search(r"Note: .* worker \d \(process \d+ on host2\) does not answer: .* The others go on\.", text), text
 
 
 def test_a_cut_cable_leaves_an_elastic_job_to_the_host_that_it_was_started_on(

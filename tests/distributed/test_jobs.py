@@ -105,7 +105,8 @@ def test_an_error_on_one_worker_is_the_same_on_all(reports: dict[int, dict[str, 
 def faulty(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[float, str]]:
     """How long each job took to end after its fault, and what it said: all at once, because mostly they wait."""
     go = tmp_path_factory.mktemp("faults") / "go"
-    jobs = {fault: Job(2, sys.executable, HERE / "faulty.py", fault, go) for fault in ("hang", "stop", "other", "kill")}
+    faults = ("hang", "hold", "stop", "other", "kill")
+    jobs = {fault: Job(2, sys.executable, HERE / "faulty.py", fault, go) for fault in faults}
     for job in jobs.values():
         job.wait_for("under way")
     stopped, killed = jobs["stop"].worker(1), jobs["kill"].worker(1)
@@ -126,6 +127,7 @@ def faulty(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[float, s
     ("fault", "message"),
     [
         ("hang", r"worker 1 \(process \d+ on .*\) does something else, at faulty\.py:\d+"),
+        ("hold", r"worker 1 \(process \d+ on .*\) does not answer: it is stopped, dead or unreachable"),
         ("stop", r"worker 1 \(process \d+ on .*\) does not answer: it is stopped, dead or unreachable"),
         ("other", r"worker 1 \(process \d+ on .*\) called another one, a broadcast of 7 torch.float32 from worker 1"),
     ],
@@ -136,7 +138,7 @@ def test_a_worker_that_does_not_come_ends_the_job(
     seconds, text = faulty[fault]
     assert seconds < 3.0 + 5.0 + 0.5, "timeout, five seconds, and the steps before"
     found = errors(text)
-    assert set(found) == ({0} if fault == "stop" else {0, 1}), text
+    assert set(found) == ({0} if fault in ("hold", "stop") else {0, 1}), text
     for rank in found:
         assert re.search(message, found[rank]), text
 
