@@ -62,6 +62,10 @@ class Rendezvous:
             return value if isinstance(value, dict) else None
         return None
 
+    def ask(self, scope: str, key: str, timeout: float) -> bytes:
+        """What ``horovodrun`` itself answers, which may take so many seconds."""
+        return self._request("GET", f"{scope}/{key}", timeout=timeout)
+
     def _request(self, method: str, path: str, body: bytes | None = None, timeout: float = _GRACE / 2) -> bytes:
         connection = http.client.HTTPConnection(self.host, self.port, timeout=timeout)
         try:
