@@ -177,6 +177,20 @@ def test_workers_that_die_while_the_others_wait_for_a_newcomer_do_not_end_the_jo
     assert re.search(r"Resume: .*gptf train .* --resume", text), text
 
 
+def test_a_worker_that_dies_while_they_are_connected_does_not_end_the_job(data: Path, tmp_path: Path) -> None:
+    """Horovod aborts all others, and what they had in memory is gone with them."""
+    command = ["train", data, *ENDLESS, "--patience", 0, "--elastic", "--output", tmp_path / "run"]
+    script = [sys.executable, HERE / "dies_connecting.py"]
+    job = ElasticJob(tmp_path, 3, "--gloo-timeout-seconds", 5, *script, *command)
+    job.wait_for("step 10 ")
+    os.kill(job.worker_on("localhost"), signal.SIGKILL)
+    job.wait_for("resumed after step", seconds=60)
+    job.launcher.terminate()
+    text = job.finish(code=None)
+    assert int(re.search(r"resumed after step (\d+)", text)[1]) >= 10, text
+    assert f"after step {Checkpoints(tmp_path / 'run').steps()[-1]}. " in text
+
+
 def test_elastic_needs_an_elastic_job(data: Path) -> None:
     done = subprocess.run([GPTF, "train", data, "--elastic"], capture_output=True, text=True, check=False)
     assert done.returncode == 1
