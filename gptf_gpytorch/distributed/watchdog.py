@@ -16,6 +16,7 @@ import socket
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -161,7 +162,7 @@ class Watchdog:
         return None
 
     def _inquire(self) -> tuple[str | None, list[int]]:
-        """Answer the alarm, and say which workers do not wait where the first one that waits does."""
+        """Answer the alarm, and say which workers do not wait where most do (of as many, those of the first one)."""
         number = self._number
         self.rendezvous.put(f"alarm-{number}", {"worker": self.rank})
         self.rendezvous.put(f"answer-{number}-{self.rank}", {"name": self._name, "where": self._where()})
@@ -170,12 +171,15 @@ class Watchdog:
             return None, []
         answers = [self.rendezvous.get(f"answer-{number}-{rank}") for rank in range(self.size)]
         waiting = [str(answer["name"]) for answer in answers if answer and answer.get("name")]
-        culprits = [rank for rank, answer in enumerate(answers) if not answer or answer.get("name") not in waiting[:1]]
-        if not waiting or not culprits or self._number != number:
+        if not waiting or self._number != number:
+            return None, []
+        name = Counter(waiting).most_common(1)[0][0]
+        culprits = [rank for rank, answer in enumerate(answers) if not answer or answer.get("name") != name]
+        if not culprits:
             return None, []
         reasons = " ".join(self._reason(rank, answers[rank]) for rank in culprits[:5])
         more = f" And {len(culprits) - 5} more." if len(culprits) > 5 else ""
-        return f"others wait in a {waiting[0]}, but {reasons}{more}", culprits
+        return f"others wait in a {name}, but {reasons}{more}", culprits
 
     def _reason(self, rank: int, answer: dict[str, Any] | None) -> str:
         who = self.rendezvous.get(f"worker-{rank}") or {}

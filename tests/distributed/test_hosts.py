@@ -95,11 +95,11 @@ def elastic(hosts: tuple[Host, Host], data: Path, *options: object) -> Job:
 
 
 def test_a_stopped_worker_that_is_alone_on_its_host_is_removed(hosts: tuple[Host, Host], data: Path) -> None:
-    job = elastic(hosts, data, "--timeout", 6)
+    job = elastic(hosts, data, "--timeout", 15)  # long enough to start on a busy machine
     stopped = job.worker_on("host2")
     assert stopped in hosts[1].processes()
     os.kill(stopped, signal.SIGSTOP)
-    job.wait_for("Workers that go on: 1;", seconds=40)
+    job.wait_for("Workers that go on: 1;", seconds=60)
     began = time.monotonic()
     while (left := hosts[1].processes()) and time.monotonic() < began + 5.0:
         time.sleep(0.05)
