@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 
 # A connection breaks when the other machine has not answered for about ten seconds. Its kernel answers, so that a worker
-# that is busy, or stopped, does not look like a network that is cut.
+# that is busy does not look like a network that is cut. One that is stopped does, if more was sent to it than it has room
+# for. Without TCP_USER_TIMEOUT what could not be sent would be kept for a quarter of an hour.
 _OPTIONS = {
     (socket.SOL_SOCKET, "SO_KEEPALIVE"): 1,
     (socket.IPPROTO_TCP, "TCP_KEEPIDLE"): 4,  # seconds
