@@ -5,15 +5,15 @@ import socket
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 
-# A connection breaks when the other machine has not answered for about ten seconds. Its kernel answers, so that a worker
+# A connection breaks when the other machine has not answered for about seven seconds. Its kernel answers, so that a worker
 # that is busy does not look like a network that is cut. One that is stopped does, if more was sent to it than it has room
 # for. Without TCP_USER_TIMEOUT what could not be sent would be kept for a quarter of an hour.
 _OPTIONS = {
     (socket.SOL_SOCKET, "SO_KEEPALIVE"): 1,
-    (socket.IPPROTO_TCP, "TCP_KEEPIDLE"): 4,  # seconds
-    (socket.IPPROTO_TCP, "TCP_KEEPINTVL"): 2,
-    (socket.IPPROTO_TCP, "TCP_KEEPCNT"): 3,
-    (socket.IPPROTO_TCP, "TCP_USER_TIMEOUT"): 10_000,  # milliseconds
+    (socket.IPPROTO_TCP, "TCP_KEEPIDLE"): 3,  # seconds
+    (socket.IPPROTO_TCP, "TCP_KEEPINTVL"): 1,
+    (socket.IPPROTO_TCP, "TCP_KEEPCNT"): 4,
+    (socket.IPPROTO_TCP, "TCP_USER_TIMEOUT"): 7_000,  # milliseconds
 }
 
 
