@@ -17,6 +17,8 @@ ORDER = [
     "health",
     "distributed.build_horovod",
     "distributed.watchdog",
+    "distributed.guardian",
+    "distributed.links",
     "distributed.communicator",
     "distributed.elastic",
     "distributed.slots",

@@ -76,7 +76,7 @@ def train(
         raise click.UsageError(str(error)) from error
     arguments = [argument for argument in sys.argv[1:] if argument not in ("--resume", "--elastic")]
     if communicator.started_by_horovodrun():
-        supervisor.go_on_in_child()
+        supervisor.go_on_in_child(lives=3 if elastic else 1)
     if quiet:
         warnings.simplefilter("ignore")
     workers = ctx.obj["workers"] = ElasticCommunicator(timeout) if elastic else communicator.current(timeout)

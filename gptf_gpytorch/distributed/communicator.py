@@ -14,7 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gptf_gpytorch.distributed.watchdog import TIMEOUT, Rendezvous, Watchdog
+from gptf_gpytorch.distributed.guardian import Guardian
+from gptf_gpytorch.distributed.links import Links
+from gptf_gpytorch.distributed.watchdog import TIMEOUT, Rendezvous, Watchdog, grace
 from gptf_gpytorch.errors import InputError, WorkerError
 from gptf_gpytorch.health import Fact
 
@@ -146,13 +148,17 @@ class HorovodCommunicator(Communicator):
             raise InputError(
                 f"A job that horovodrun started needs Horovod on every worker. Got: {error}. Build it with {_BUILD}"
             ) from error
+        # Where this worker must go, the others have said so by then: a map of their entries, and the timeout, are over.
+        self._patience = 2 * (timeout + grace(int(os.environ.get("HOROVOD_SIZE", 1))))
+        self._guardian = Guardian(self._rendezvous.host, self._rendezvous.port, self._patience)
         self._join()
 
     def _join(self) -> None:
         """Meet the other workers."""
         os.environ.setdefault("HOROVOD_CYCLE_TIME", _CYCLE)
-        self._hvd.init()
+        self._links = Links(self._hvd.init)
         self._rank, self._size = int(self._hvd.rank()), int(self._hvd.size())
+        self._guardian.key = f"accused-{self._rank}"
         self._watchdog = self._watch()
 
     def _watch(self) -> Watchdog:
@@ -195,8 +201,12 @@ class HorovodCommunicator(Communicator):
     def close(self) -> None:
         """Wait for all workers, then leave Horovod."""
         super().close()
+        self._leave()
+
+    def _leave(self) -> None:
         self._watchdog.stop()
         self._hvd.shutdown()
+        self._guardian.stop()
 
 
 def current(timeout: float = TIMEOUT) -> Communicator:

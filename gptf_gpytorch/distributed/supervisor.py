@@ -9,20 +9,33 @@ import ctypes
 import os
 import signal
 import sys
+from contextlib import suppress
 
 
-def go_on_in_child() -> None:
-    """Return in a child process; this process passes signals on to it and ends as it ends."""
-    parent = os.getpid()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    child = os.fork()
-    if child == 0:
-        _die_with(parent)
-        return
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, lambda number, _: os.kill(child, number))
-    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+def go_on_in_child(lives: int = 1) -> None:
+    """Return in a child process; this process passes signals on to it and ends as it ends.
+
+    :param lives: how many children there may be, one after the other, if they are aborted. Horovod aborts the workers that
+        it connects when one of them dies meanwhile; in an elastic job they can begin again.
+    """
+    parent, child, code = os.getpid(), 0, -signal.SIGABRT
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+
+    def pass_on(number: int, _: object) -> None:
+        with suppress(ProcessLookupError):
+            os.kill(child, number)
+
+    while code == -signal.SIGABRT and lives > 0:
+        lives -= 1
+        sys.stdout.flush()
+        sys.stderr.flush()
+        child = os.fork()
+        for number, handler in before.items():
+            signal.signal(number, pass_on if child else handler)
+        if child == 0:
+            _die_with(parent)
+            return
+        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     os._exit(code if code >= 0 else 128 - code)
 
 

@@ -6,17 +6,17 @@ Horovod waits for such a worker without end. Here every worker has a thread that
 been waiting. When that is too long it raises an alarm in the key-value store of ``horovodrun``'s rendezvous, which all
 workers can reach and which costs nothing before that moment. All threads that can answer do so: which collective their
 worker waits in, or what it does instead. After a grace period all of them read the answers, come to the same verdict,
-print it, and end their processes.
+print it, and end their processes. A worker whose thread cannot answer has a guardian (``guardian.py``) that ends it.
 """
 
 import http.client
 import json
 import os
-import signal
 import socket
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -30,6 +30,11 @@ EXIT_CODE = 70
 # Seconds between two looks, and from the alarm to the verdict; the time to answer grows with the number of workers.
 _TICK, _GRACE = 0.25, 2.0
 _WORKERS_A_TICK = 64
+
+
+def grace(size: int) -> float:
+    """Seconds that so many workers have to answer an alarm."""
+    return _GRACE * max(1.0, size / _WORKERS_A_TICK)
 
 
 class Rendezvous:
@@ -48,20 +53,24 @@ class Rendezvous:
 
     def put(self, key: str, value: dict[str, Any]) -> None:
         """Store a value for all workers to read."""
-        self._request("PUT", key, json.dumps(value).encode())
+        self._request("PUT", f"{self.scope}/{key}", json.dumps(value).encode())
 
     def get(self, key: str) -> dict[str, Any] | None:
         """The value, None if there is none yet."""
-        found = self._request("GET", key)
+        found = self._request("GET", f"{self.scope}/{key}")
         with suppress(ValueError):
             value = json.loads(found) if found else None
             return value if isinstance(value, dict) else None
         return None
 
-    def _request(self, method: str, key: str, body: bytes | None = None) -> bytes:
-        connection = http.client.HTTPConnection(self.host, self.port, timeout=_GRACE / 2)
+    def ask(self, scope: str, key: str, timeout: float) -> bytes:
+        """What ``horovodrun`` itself answers, which may take so many seconds."""
+        return self._request("GET", f"{scope}/{key}", timeout=timeout)
+
+    def _request(self, method: str, path: str, body: bytes | None = None, timeout: float = _GRACE / 2) -> bytes:
+        connection = http.client.HTTPConnection(self.host, self.port, timeout=timeout)
         try:
-            connection.request(method, f"/{self.scope}/{key}", body)
+            connection.request(method, f"/{path}", body)
             answer = connection.getresponse()
             content = answer.read()
             return content if answer.status == http.HTTPStatus.OK else b""
@@ -92,8 +101,7 @@ class Watchdog:
         # The number of the collective that this worker waits in, or will call next; its name while it waits.
         self._number, self._name, self._since = 0, "", time.monotonic()
         self._answered, self._stopped, self._main = -1, threading.Event(), threading.main_thread().ident
-        self._tick = _TICK * max(1.0, size / _WORKERS_A_TICK)
-        self._grace = _GRACE * max(1.0, size / _WORKERS_A_TICK)
+        self._tick, self._grace = _TICK * grace(size) / _GRACE, grace(size)
         with suppress(OSError):  # who this worker is, should it be unable to answer later
             rendezvous.put(f"worker-{rank}", {"pid": os.getpid(), "host": socket.gethostname()})
         self._thread = threading.Thread(target=self._watch, name="gptf-watchdog", daemon=True)
@@ -154,7 +162,7 @@ class Watchdog:
         return None
 
     def _inquire(self) -> tuple[str | None, list[int]]:
-        """Answer the alarm, and say which workers do not wait where the first one that waits does."""
+        """Answer the alarm, and say which workers do not wait where most do (of as many, those of the first one)."""
         number = self._number
         self.rendezvous.put(f"alarm-{number}", {"worker": self.rank})
         self.rendezvous.put(f"answer-{number}-{self.rank}", {"name": self._name, "where": self._where()})
@@ -163,12 +171,15 @@ class Watchdog:
             return None, []
         answers = [self.rendezvous.get(f"answer-{number}-{rank}") for rank in range(self.size)]
         waiting = [str(answer["name"]) for answer in answers if answer and answer.get("name")]
-        culprits = [rank for rank, answer in enumerate(answers) if not answer or answer.get("name") not in waiting[:1]]
-        if not waiting or not culprits or self._number != number:
+        if not waiting or self._number != number:
+            return None, []
+        name = Counter(waiting).most_common(1)[0][0]
+        culprits = [rank for rank, answer in enumerate(answers) if not answer or answer.get("name") != name]
+        if not culprits:
             return None, []
         reasons = " ".join(self._reason(rank, answers[rank]) for rank in culprits[:5])
         more = f" And {len(culprits) - 5} more." if len(culprits) > 5 else ""
-        return f"others wait in a {waiting[0]}, but {reasons}{more}", culprits
+        return f"others wait in a {name}, but {reasons}{more}", culprits
 
     def _reason(self, rank: int, answer: dict[str, Any] | None) -> str:
         who = self.rendezvous.get(f"worker-{rank}") or {}
@@ -195,8 +206,9 @@ class Watchdog:
                 print(message, file=sys.stderr, flush=True)  # noqa: T201
         self._judged = number
         self._wait_for_the_others(number)
-        for rank in culprits:
-            self._kill(rank)
+        with suppress(OSError):
+            for rank in culprits:  # those that cannot end themselves: their guardians do
+                self.rendezvous.put(f"accused-{rank}", {})
         if not others_go_on or self.rank in culprits:
             self._end(EXIT_CODE)
 
@@ -209,19 +221,3 @@ class Watchdog:
             while ranks and time.monotonic() < until:
                 ranks = [rank for rank in ranks if self.rendezvous.get(f"printed-{number}-{rank}") is None]
                 self._stopped.wait(self._tick / 5)
-
-    def _kill(self, rank: int) -> None:
-        """End a worker on this machine that cannot end itself: horovodrun would take five more seconds."""
-        with suppress(OSError):
-            who = self.rendezvous.get(f"worker-{rank}") or {}
-            pid = who.get("pid")
-            if rank != self.rank and who.get("host") == socket.gethostname() and isinstance(pid, int) and _sibling(pid):
-                os.kill(pid, signal.SIGKILL)
-
-
-def _sibling(pid: int) -> bool:
-    """Whether a process belongs to this job: it was told the same rendezvous. A pid in an open store proves nothing."""
-    names = [f"HOROVOD_GLOO_RENDEZVOUS_{name}" for name in ("ADDR", "PORT")]
-    with open(f"/proc/{pid}/environ", "rb") as file:
-        theirs = set(file.read().split(b"\0"))
-    return all(f"{name}={os.environ.get(name)}".encode() in theirs for name in names)

@@ -9,6 +9,7 @@ import json
 import math
 import os
 import shutil
+import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -169,10 +170,11 @@ class Checkpoints:
         return CheckpointError(f"There must be a checkpoint to resume from. Got none in {self.folder}{what}.")
 
     @contextmanager
-    def lock(self, job: str = "") -> Iterator[bool]:
+    def lock(self, job: str = "", patience: float = 0.0) -> Iterator[bool]:
         """Hold the folder for one run.
 
         :param job: what tells this run from others, if another process may take the folder over from this one.
+        :param patience: seconds to wait for another process of the same run, which was cut off and has yet to notice.
         :return: whether this one has taken it over.
         """
         try:
@@ -183,12 +185,17 @@ class Checkpoints:
                 f"The output folder must be writable. Got {self.folder}: {error.strerror}."
             ) from error
         try:
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError as error:
-                raise CheckpointError(
-                    f"A folder is for one run at a time. Got {self.folder}, which another run uses."
-                ) from error
+            until, held = time.monotonic() + patience, False
+            while not held:
+                try:
+                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    held = True
+                except OSError as error:
+                    if time.monotonic() >= until or os.pread(descriptor, 1000, 0) != job.encode():
+                        raise CheckpointError(
+                            f"A folder is for one run at a time. Got {self.folder}, which another run uses."
+                        ) from error
+                    time.sleep(0.1)
             # What a run that was killed did not finish.
             for name in (_STEP, MODEL):
                 for left in (*self.folder.glob(f"{name}.new"), *self.folder.glob(f"{name}.old")):

@@ -166,7 +166,7 @@ class _Run:
             if communicator.rank == 0 and not self._speaks:
                 self.tracker.start(self._description(mll, 0 if held_out is None else len(held_out)))
                 self._speaks = True
-            if self.resume or self._change:
+            if self.resume or self._change or resumed is not None:
                 after = "before the first step" if resumed is None else f"after step {resumed.iteration}"
                 change = f"{self._change} Workers that go on: {communicator.size}; " if self._change else ""
                 self.tracker.note(f"{change}resumed {after}")

@@ -24,7 +24,7 @@ class Step:
     noise: float | None  # of the values as the model sees them
     lambda_passes: int | None
     seconds: float  # since the beginning, interruptions left out
-    entries_per_second: float  # entries of this worker times evaluations
+    entries_per_second: float  # entries of all workers times evaluations
     held_out: float | None  # mean log predictive density of the held-out entries
 
     def score(self, patience: int) -> float:

@@ -20,6 +20,9 @@ from gptf_gpytorch.training.state import Progress, check_same, pack, unpack
 from gptf_gpytorch.variational.elbo import CollapsedELBO
 from gptf_gpytorch.wording import option
 
+# Seconds in which a worker 0 that was cut off from an elastic job lets go of the folder.
+_PATIENCE = 10.0
+
 
 class Store:
     """The states of a run.
@@ -61,7 +64,8 @@ class Store:
             return
         if self.resume:
             self.checkpoints.expect()
-        self._takes_over = held.enter_context(self.checkpoints.lock(self.communicator.job))
+        patience = _PATIENCE if self.communicator.elastic else 0.0
+        self._takes_over = held.enter_context(self.checkpoints.lock(self.communicator.job, patience))
         self._holds = True
         steps, model = self.checkpoints.steps(), self.checkpoints.folder / MODEL
         if (steps or model.exists()) and not (self.resume or self._takes_over):

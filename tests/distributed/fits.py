@@ -20,10 +20,11 @@ SMALL = {"rank": 1, "inducing": 8, "chunk_size": 10, "tolerance": 0.0}
 folder = Path(sys.argv[1])
 
 
-def state(comm: Communicator, data: TensorEntries = entries, **options: object) -> list[str]:
+def state(comm: Communicator, data: TensorEntries = entries, **options: object) -> list[object]:
     result = fit(data, communicator=comm, **{**SMALL, **options})
     flat = torch.cat([parameter.detach().reshape(-1) for parameter in result.fitted.mll.parameters()])
-    return [result.bound.hex(), hashlib.sha256(flat.numpy().tobytes()).hexdigest(), result.reason]
+    counted = all(step.entries_per_second > 0 for step in result.history.steps)
+    return [result.bound.hex(), hashlib.sha256(flat.numpy().tobytes()).hexdigest(), result.reason, counted]
 
 
 def failure(comm: Communicator, **options: object) -> str:

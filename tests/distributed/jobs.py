@@ -103,22 +103,22 @@ class Job:
 
 
 class ElasticJob(Job):
-    """An elastic job of up to ``size`` workers on hosts that are all this machine, each under a name of its own.
+    """An elastic job of ``size`` workers on hosts that are all this machine, each under a name of its own.
 
     A death makes ``horovodrun`` avoid its host from then on, so every worker needs a host that is called otherwise.
 
     :param folder: for the list of hosts.
+    :param most: workers at a time, ``size`` unless it is said.
     """
 
-    def __init__(self, folder: Path, size: int, *command: object, **options: Any) -> None:
+    def __init__(self, folder: Path, size: int, *command: object, most: int | None = None, **options: Any) -> None:
         self._hosts, self._names = folder / "hosts", iter(NAMES)
         self.offer(size)
         script = folder / "discover.sh"
         script.write_text(f"#!/bin/sh\ncat {shlex.quote(str(self._hosts))}\n")
         script.chmod(0o755)
-        flags = ["--min-np", 1, "--max-np", size, "--network-interfaces", "lo", "--host-discovery-script", script]
-        flags += ["--gloo-timeout-seconds", 120]  # a newcomer may start slowly
-        super().__init__(size, *flags, *command, **options)
+        flags = ["--min-np", 1, "--max-np", most or size, "--host-discovery-script", script]
+        super().__init__(size, *flags, "--network-interfaces", "lo", *command, **options)
 
     def offer(self, count: int = 1) -> str:
         """Let more hosts be found; the name of the last one."""

@@ -6,6 +6,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import elastic_fits
@@ -152,6 +153,42 @@ def test_workers_that_stop_or_are_taken_out_leave_and_the_last_one_answers_a_sig
     assert re.search(r"Resume: horovodrun -np 3 \S*gptf train .* --resume", text), text
     last = Checkpoints(tmp_path / "run").steps()[-1]
     assert f"after step {last}. " in text
+
+
+# A host that was found later starts its worker as slowly as a test likes.
+SLOWLY = 'case $HOROVOD_HOSTNAME in localhost|Localhost) ;; *) echo starting; read -r never < fifo ;; esac; exec "$@"'
+
+
+def test_workers_that_die_while_the_others_wait_for_a_newcomer_do_not_end_the_job(data: Path, tmp_path: Path) -> None:
+    """One that would have joined, and the newcomer, which cannot start."""
+    os.mkfifo(tmp_path / "fifo")
+    command = [GPTF, "train", data, *ENDLESS, "--patience", 0, "--elastic", "--output", tmp_path / "run"]
+    job = ElasticJob(tmp_path, 2, "sh", "-c", SLOWLY, "sh", *command, cwd=tmp_path, most=3)
+    job.wait_for("step 10 ")
+    newcomer = job.offer()
+    job.wait_for("starting")
+    time.sleep(1.0)  # the others wait for it by now
+    os.kill(job.worker(1), signal.SIGKILL)
+    time.sleep(1.0)
+    os.kill(job.worker_on(newcomer), signal.SIGKILL)
+    job.wait_for("Workers that go on: 1;", seconds=20)
+    job.launcher.terminate()
+    text = job.finish(code=None)
+    assert re.search(r"Resume: .*gptf train .* --resume", text), text
+
+
+def test_a_worker_that_dies_while_they_are_connected_does_not_end_the_job(data: Path, tmp_path: Path) -> None:
+    """Horovod aborts all others, and what they had in memory is gone with them."""
+    command = ["train", data, *ENDLESS, "--patience", 0, "--elastic", "--output", tmp_path / "run"]
+    script = [sys.executable, HERE / "dies_connecting.py"]
+    job = ElasticJob(tmp_path, 3, "--gloo-timeout-seconds", 5, *script, *command)
+    job.wait_for("step 10 ")
+    os.kill(job.worker_on("localhost"), signal.SIGKILL)
+    job.wait_for("resumed after step", seconds=60)
+    job.launcher.terminate()
+    text = job.finish(code=None)
+    assert int(re.search(r"resumed after step (\d+)", text)[1]) >= 10, text
+    assert f"after step {Checkpoints(tmp_path / 'run').steps()[-1]}. " in text
 
 
 def test_elastic_needs_an_elastic_job(data: Path) -> None:

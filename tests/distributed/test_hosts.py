@@ -1,7 +1,9 @@
 """Jobs across two hosts: the same answer as one process, and an end in time when the cable between them is cut."""
 
 import json
+import os
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -20,6 +22,8 @@ pytest.importorskip("horovod", reason="Horovod is not installed: make horovod (P
 pytestmark = pytest.mark.timeout(300)
 # Its cache, in the home of the user, would remember from another time which hosts can be reached.
 ACROSS = ["--disable-cache", "-H", "host1:1,host2:1"]
+ENDLESS = ["--inducing", 10, "--rank", 2, "--max-iterations", 10**6, "--tolerance", 0, "--gradient-tolerance", 0]
+ENDLESS += ["--validation", 0]
 
 
 @pytest.fixture
@@ -60,8 +64,7 @@ def test_two_hosts_train_as_one_process_does(hosts: tuple[Host, Host], data: Pat
 
 def test_a_cut_cable_ends_the_job_on_both(hosts: tuple[Host, Host], data: Path) -> None:
     first, second = hosts
-    endless = ["--max-iterations", 10**6, "--tolerance", 0, "--gradient-tolerance", 0, "--validation", 0]
-    command = [GPTF, "train", data, "--inducing", 10, "--rank", 2, *endless, "--timeout", 8]
+    command = [GPTF, "train", data, *ENDLESS]
     job = Job(2, *ACROSS, "--network-interfaces", INTERFACE, *command, inside=first.inside)
     job.wait_for("step 10 ", seconds=200)
     assert job.worker(0) in first.processes()
@@ -76,6 +79,46 @@ def test_a_cut_cable_ends_the_job_on_both(hosts: tuple[Host, Host], data: Path) 
     # On a machine that is too busy for horovodrun to answer worker 0 in time, the line names worker 0.
     verdict = r"worker 1 \(process \d+ on host2\) does not answer|does not answer worker 0 \(process \d+ on host1\)"
     assert re.search(verdict, errors(text)[0]), text
+
+
+def elastic(hosts: tuple[Host, Host], data: Path, *options: object) -> Job:
+    """A job on both that goes on without one of them. It is ssh that tells horovodrun of a cut cable."""
+    hosts[0].run("sh", "-c", "printf 'ServerAliveInterval 2\\nServerAliveCountMax 3\\n' >> /etc/ssh/ssh_config")
+    script = data.with_name("discover.sh")
+    script.write_text("#!/bin/sh\necho host1:1\necho host2:1\n")
+    script.chmod(0o755)
+    flags = ["--min-np", 1, "--max-np", 2, "--network-interfaces", INTERFACE, "--host-discovery-script", script]
+    command = [GPTF, "train", data, *ENDLESS, "--elastic", *options, "--output", data.with_name("run")]
+    job = Job(2, *flags, *command, inside=hosts[0].inside)
+    job.wait_for("step 10 ", seconds=200)
+    return job
+
+
+def test_a_stopped_worker_that_is_alone_on_its_host_is_removed(hosts: tuple[Host, Host], data: Path) -> None:
+    job = elastic(hosts, data, "--timeout", 15)  # long enough to start on a busy machine
+    stopped = job.worker_on("host2")
+    assert stopped in hosts[1].processes()
+    os.kill(stopped, signal.SIGSTOP)
+    job.wait_for("Workers that go on: 1;", seconds=60)
+    began = time.monotonic()
+    while (left := hosts[1].processes()) and time.monotonic() < began + 5.0:
+        time.sleep(0.05)
+    text = job.end()
+    assert not left, text
+    assert re.search(r"Note: .* worker \d \(process \d+ on host2\) does not answer: .* The others go on\.", text), text
+
+
+def test_a_cut_cable_leaves_an_elastic_job_to_the_host_that_it_was_started_on(
+    hosts: tuple[Host, Host], data: Path
+) -> None:
+    job = elastic(hosts, data)
+    hosts[1].run("ip", "link", "set", INTERFACE, "down")
+    cut = time.monotonic()
+    job.wait_for("Workers that go on: 1;", seconds=20)
+    while (left := hosts[1].processes()) and time.monotonic() < cut + 20:
+        time.sleep(0.05)
+    text = job.end()
+    assert not left, text
 
 
 def test_what_hosts_need_and_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -67,6 +67,7 @@ def reports(tmp_path_factory: pytest.TempPathFactory) -> dict[int, dict[str, Any
 def test_every_optimiser_is_in_lockstep(reports: dict[int, dict[str, Any]]) -> None:
     for name in ("gd", "adam", "lbfgs", "fewer entries than workers", "whole", "time"):
         assert reports[0][name] == reports[1][name], name
+        assert reports[0][name][3], "the entries of all workers are counted, also if this one has none"
     assert reports[0]["time"][2] == "0.5 seconds were over"
 
 
@@ -105,7 +106,8 @@ def test_an_error_on_one_worker_is_the_same_on_all(reports: dict[int, dict[str, 
 def faulty(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[float, str]]:
     """How long each job took to end after its fault, and what it said: all at once, because mostly they wait."""
     go = tmp_path_factory.mktemp("faults") / "go"
-    jobs = {fault: Job(2, sys.executable, HERE / "faulty.py", fault, go) for fault in ("hang", "stop", "other", "kill")}
+    faults = {"hang": 2, "hold": 2, "stop": 2, "other": 2, "first": 3, "kill": 2}
+    jobs = {fault: Job(size, sys.executable, HERE / "faulty.py", fault, go) for fault, size in faults.items()}
     for job in jobs.values():
         job.wait_for("under way")
     stopped, killed = jobs["stop"].worker(1), jobs["kill"].worker(1)
@@ -126,8 +128,13 @@ def faulty(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[float, s
     ("fault", "message"),
     [
         ("hang", r"worker 1 \(process \d+ on .*\) does something else, at faulty\.py:\d+"),
+        ("hold", r"worker 1 \(process \d+ on .*\) does not answer: it is stopped, dead or unreachable"),
         ("stop", r"worker 1 \(process \d+ on .*\) does not answer: it is stopped, dead or unreachable"),
         ("other", r"worker 1 \(process \d+ on .*\) called another one, a broadcast of 7 torch.float32 from worker 1"),
+        (
+            "first",
+            r"but worker 0 \(process \d+ on .*\) called another one, a broadcast of 7 torch.float32 from worker 1\.$",
+        ),
     ],
 )
 def test_a_worker_that_does_not_come_ends_the_job(
@@ -136,7 +143,7 @@ def test_a_worker_that_does_not_come_ends_the_job(
     seconds, text = faulty[fault]
     assert seconds < 3.0 + 5.0 + 0.5, "timeout, five seconds, and the steps before"
     found = errors(text)
-    assert set(found) == ({0} if fault == "stop" else {0, 1}), text
+    assert set(found) == {"hold": {0}, "stop": {0}, "first": {0, 1, 2}}.get(fault, {0, 1}), text
     for rank in found:
         assert re.search(message, found[rank]), text
 
