@@ -1,7 +1,9 @@
 """The latent factors: a table of rows for each mode of the tensor, with a standard normal prior."""
 
+import math
 import operator
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 import gpytorch
@@ -12,6 +14,9 @@ from torch import Tensor
 from gptf_gpytorch.distributed.threads import one_core_each
 from gptf_gpytorch.errors import InputError
 from gptf_gpytorch.wording import option
+
+# Rows of normal numbers that draws of factors are made with: so many that entries of an entity seldom share one.
+_NOISE = 2**14
 
 
 def _positive(name: str, values: Any, count: int | None = None) -> tuple[int, ...]:
@@ -29,6 +34,12 @@ def _positive(name: str, values: Any, count: int | None = None) -> tuple[int, ..
     return numbers
 
 
+@cache
+def _normal(dim: int) -> Tensor:
+    """Normal numbers `[_NOISE, D]`, the same everywhere."""
+    return torch.randn(_NOISE, dim, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+
+
 class LatentFactors(gpytorch.Module):  # type: ignore[misc]
     r"""The factors :math:`U^{(k)}` `[d_k, r_k]` of K modes, and the inputs made of them.
 
@@ -38,6 +49,9 @@ class LatentFactors(gpytorch.Module):  # type: ignore[misc]
     :param shape: the number of entities of each mode, :math:`d_1, \ldots, d_K`.
     :param rank: the number of factors of an entity: one for all modes, or one for each.
     :param scale: the standard deviation of the random start. Small is better than the prior's 1: see ``initialize``.
+    :param draws: 0 makes the factors point estimates. Any other number gives every factor a posterior of its own,
+        :math:`N(u, \sigma^2)`, and the bound an average over so many draws of the factors for each entry. A draw is fixed: it
+        depends on the entry's cell and its number alone.
 
     Example:
         >>> factors = LatentFactors(shape=(4, 5, 6), rank=2)
@@ -52,9 +66,11 @@ class LatentFactors(gpytorch.Module):  # type: ignore[misc]
         rank: int | Sequence[int],
         *,
         scale: float = 0.1,
+        draws: int = 0,
         dtype: torch.dtype = torch.float64,
     ) -> None:
         super().__init__()
+        self.draws = draws
         self.shape = _positive("shape", shape)
         self.ranks = _positive("rank", rank, count=len(self.shape))
         if len(self.ranks) != len(self.shape):
@@ -64,6 +80,9 @@ class LatentFactors(gpytorch.Module):  # type: ignore[misc]
         self.weights = torch.nn.ParameterList(
             torch.nn.Parameter(scale * torch.randn(d, r, dtype=dtype))
             for d, r in zip(self.shape, self.ranks, strict=True)
+        )
+        self.log_deviations = torch.nn.ParameterList(
+            torch.nn.Parameter(torch.full_like(table, math.log(scale))) for table in (self.weights if draws else ())
         )
 
     def __getitem__(self, mode: int) -> Tensor:
@@ -83,15 +102,57 @@ class LatentFactors(gpytorch.Module):  # type: ignore[misc]
         """Gather and concatenate: indices `[n, K]` -> x `[n, D]`."""
         return torch.cat([table[indices[:, mode].long()] for mode, table in enumerate(self.weights)], dim=-1)
 
-    def scatter_(self, gradients: Sequence[Tensor | None], indices: Tensor, dx: Tensor) -> None:
-        """Add the gradient of x `[n, D]` to gradients shaped like the tables, or None: the transpose of ``forward``."""
-        for mode, (gradient, part) in enumerate(zip(gradients, dx.split(self.ranks, dim=-1), strict=True)):
+    @property
+    def tables(self) -> tuple[Tensor, ...]:
+        """What x is made of: the factors of each mode and, if there are draws, the logs of their deviations."""
+        return (*self.weights, *self.log_deviations)
+
+    def draw(self, indices: Tensor, noise: Tensor) -> Tensor:
+        """Draws of x `[n, D]` from the posterior of the factors at indices `[n, K]`."""
+        drawn: Tensor = self(indices) + noise * self._deviations(indices)
+        return drawn
+
+    def noise(self, indices: Tensor, draws: range) -> Tensor:
+        """Normal numbers `[n len(draws), D]`, an entry's draws one after the other; every other one is the last, negated."""
+        primes = indices.new_tensor([2_654_435_761, 2_246_822_519, 3_266_489_917, 668_265_263], dtype=torch.long)
+        mixed = (indices.long() + 1) * primes[torch.arange(indices.size(-1)) % 4]
+        code = torch.zeros_like(mixed[:, 0])
+        for column in mixed.unbind(-1):
+            code = (code ^ column) * 6_364_136_223_846_793_005  # wraps around
+        numbers = torch.arange(draws.start, draws.stop, device=indices.device)
+        places = (code[:, None] >> 40) + (numbers // 2) * 2_971
+        signs = 1 - 2 * (numbers % 2)
+        table = _normal(self.dim).to(self[0])
+        return (table[places % _NOISE] * signs[:, None]).flatten(0, 1)
+
+    def scatter_(
+        self, gradients: Sequence[Tensor | None], indices: Tensor, dx: Tensor, noise: Tensor | None = None
+    ) -> None:
+        """Add the gradient of x `[n, D]` to gradients shaped like the tables, or None: the transpose of ``forward``.
+
+        :param noise: of ``draw``, whose transpose it is then.
+        """
+        parts = list(dx.split(self.ranks, dim=-1))
+        if noise is not None:
+            parts += (dx * noise * self._deviations(indices).detach()).split(self.ranks, dim=-1)
+        for place, (gradient, part) in enumerate(zip(gradients, parts, strict=True)):
             if gradient is not None:
-                gradient.index_add_(0, indices[:, mode].long(), part)
+                gradient.index_add_(0, indices[:, place % len(self)].long(), part)
 
     def log_prior(self) -> Tensor:
-        r"""The log of the standard normal prior without its constant, :math:`-\frac12 \sum_k \|U^{(k)}\|_F^2`."""
-        return -0.5 * torch.stack([table.square().sum() for table in self.weights]).sum()
+        r"""The log of the standard normal prior without its constant, :math:`-\frac12 \sum_k \|U^{(k)}\|_F^2`.
+
+        With draws, minus the Kullback-Leibler divergence of the posterior of the factors from it,
+        :math:`\frac12 \sum (1 + 2 \log \sigma - \sigma^2 - u^2)`.
+        """
+        terms = [-0.5 * table.square().sum() for table in self.weights]
+        terms += [(0.5 + log - 0.5 * (2.0 * log).exp()).sum() for log in self.log_deviations]
+        return torch.stack(terms).sum()
+
+    def _deviations(self, indices: Tensor) -> Tensor:
+        """Sigma `[n, D]`."""
+        logs = [table[indices[:, mode].long()] for mode, table in enumerate(self.log_deviations)]
+        return torch.cat(logs, dim=-1).exp()
 
     def check(self, indices: Any) -> Tensor:
         """Indices that can be gathered, or an error that states the rule and what came."""

@@ -1,5 +1,6 @@
 """A start that works: small random factors, k-means inducing points, scales from the data; and restarts."""
 
+import math
 import warnings
 from collections.abc import Callable
 from copy import deepcopy
@@ -35,7 +36,10 @@ def initialize(
     grows as the data asks, and reaches better bounds than from the prior's scale of 1. Inducing points are the
     k-means centres of the entries' inputs. A constant mean becomes the targets' mean (for labels, its probit); the
     outputscale becomes the mean square of the targets around the mean function, and the noise half of it; for labels
-    the outputscale becomes 1. Lengthscales, and whatever needs no gradient, stay as they are.
+    the outputscale becomes 1. Lengthscales, and whatever needs no gradient, stay as they are. Where factors have a
+    posterior, its deviations become ``scale``, too: hold them there for the first steps, as ``fit`` does, or their prior
+    makes noise of them before there is a function that needs them. An entity without entries gets its prior, which is
+    its posterior.
 
     Deterministic in ``seed``. With several workers a collective: a sample of all entries chooses the inducing points, all
     entries the scales, and all workers end with the first one's parameters. The start depends on the entries in the
@@ -64,6 +68,8 @@ def initialize(
                 if table.requires_grad:
                     table.copy_(scale * torch.randn(table.shape, generator=generator, dtype=table.dtype))
         communicator = mll.communicator
+        if factors is not None and factors.draws:
+            _set_deviations(factors, inputs, communicator, scale)
         counts = torch.zeros(communicator.size, dtype=torch.int64)
         counts[communicator.rank] = len(shard)
         counts = communicator.sum(counts)
@@ -72,9 +78,21 @@ def initialize(
         sample = _sample(inputs, counts, communicator, seed).to(points.device)
         if communicator.rank == 0:
             x = sample.to(points) if factors is None else factors(sample)
+            if factors is not None and factors.draws:
+                x = factors.draw(sample, factors.noise(sample, range(1)))
             points.copy_(_centres(x, len(points), seed))
         _broadcast(mll)
         _set_scales(mll, shard)
+
+
+def _set_deviations(factors: LatentFactors, indices: Tensor, communicator: Communicator, scale: float) -> None:
+    """The start of the factors' posterior; an entity that no worker has an entry of gets its prior."""
+    counts = [torch.bincount(column.long(), minlength=d) for column, d in zip(indices.T, factors.shape, strict=True)]
+    missing = (communicator.sum(torch.cat(counts)) == 0).split(factors.shape)
+    for mean, log_deviation, rows in zip(factors.weights, factors.log_deviations, missing, strict=True):
+        if mean.requires_grad and log_deviation.requires_grad:
+            log_deviation.fill_(math.log(scale))
+            log_deviation[rows], mean[rows] = 0.0, 0.0
 
 
 def _sample(inputs: Tensor, counts: Tensor, communicator: Communicator, seed: int) -> Tensor:

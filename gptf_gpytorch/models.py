@@ -34,6 +34,8 @@ class GPTF(KernelPrior, gpytorch.models.ApproximateGP):  # type: ignore[misc]
     :param kernel: any GPyTorch kernel over the D = sum of ranks concatenated factors; by default a scaled
         :class:`FactorRBFKernel`.
     :param mean: any GPyTorch mean; zero by default, as in the paper.
+    :param draws: 0 makes the factors point estimates, as in the paper; with any other number they have a posterior, see
+        :class:`LatentFactors`, over which :func:`marginals` averages, and ``model.eval()(indices)`` is at its mean.
     :param jitter_val: added to the diagonal of K_BB.
     :param dtype: the precision of everything; double by default, because single is not enough for the bound.
 
@@ -53,11 +55,12 @@ class GPTF(KernelPrior, gpytorch.models.ApproximateGP):  # type: ignore[misc]
         kernel: gpytorch.kernels.Kernel | None = None,
         mean: gpytorch.means.Mean | None = None,
         *,
+        draws: int = 0,
         jitter_val: float | None = None,
         dtype: torch.dtype = torch.float64,
     ) -> None:
         num_inducing = positive_integer("num_inducing", num_inducing)
-        factors = LatentFactors(shape, rank, dtype=dtype)
+        factors = LatentFactors(shape, rank, draws=draws, dtype=dtype)
         # Until data says better (see `initialize`): the inputs of random entries, so that B starts where the inputs
         # are.
         rows = torch.stack([torch.randint(d, (num_inducing,)) for d in factors.shape], dim=-1)

@@ -31,7 +31,9 @@ def fold_in(fitted: FittedModel, entries: TensorEntries) -> FittedModel:
 
     over the entries j that mention one of them, with the kernel, the inducing points, q(v) and all other factors as
     they are. Nothing is random: L-BFGS starts at 0 and at the mean of a mode's factors, and for each group of new
-    entities that share entries the better result is kept. An entity with nothing to learn from has factors 0.
+    entities that share entries the better result is kept. An entity with nothing to learn from has factors 0. Where factors
+    have a posterior, those of the new entities maximise their part of the bound: the sum is a mean over draws of all factors,
+    and minus the divergence from the prior stands in place of the squares.
 
     The model that is passed in is not changed. Entries of known entities alone change nothing.
 
@@ -100,12 +102,18 @@ class _NewRows:
     """The objective over the new rows of all modes, and its maximum."""
 
     def __init__(self, fitted: FittedModel, indices: Tensor, entries: TensorEntries, shape: Sequence[int]) -> None:
-        self.fitted, self.factors = fitted, fitted.model.factors
+        self.fitted, factors = fitted, fitted.model.factors
+        # A row holds the factors and, if they have a posterior, the logs of their deviations.
+        self.tables = [torch.cat(parts, dim=1).detach() for parts in _by_mode(factors.tables, len(factors))]
         known = torch.tensor(fitted.shape)
         some = (indices >= known).any(dim=1)
-        self.indices = indices[some]
-        self.values = fitted.scaling.scaled(entries.values[some])
-        self.weights = torch.ones_like(self.values) if entries.weights is None else entries.weights[some].double()
+        draws = range(factors.draws)
+        copies = max(1, len(draws))  # of an entry, as in training
+        self.noise = factors.noise(indices[some], draws) if draws else None
+        self.indices = indices[some].repeat_interleave(copies, 0)
+        self.values = fitted.scaling.scaled(entries.values[some]).repeat_interleave(copies)
+        weights = torch.ones(len(indices)) if entries.weights is None else entries.weights
+        self.weights = weights[some].double().repeat_interleave(copies) / copies
         self.counts = [after - before for before, after in zip(fitted.shape, shape, strict=True)]
         self.groups = self._groups()
         strategy = fitted.mll.strategy
@@ -141,17 +149,21 @@ class _NewRows:
 
     # The objective
 
-    def log_likelihoods(self, indices: Tensor, values: Tensor, rows: Sequence[Tensor]) -> Tensor:
+    def log_likelihoods(self, entries: slice, rows: Sequence[Tensor]) -> Tensor:
         """E log p(y | f) under q(f), `[n]`; indices beyond the known ones are of the new rows."""
-        parts = []
-        for mode, table in enumerate(self.factors.weights):
+        indices, values, parts = self.indices[entries], self.values[entries], []
+        for mode, table in enumerate(self.tables):
             column, size = indices[:, mode], self.fitted.shape[mode]
-            part = table.detach()[column.clamp(max=size - 1)]
+            part = table[column.clamp(max=size - 1)]
             if len(rows[mode]):
                 new = column >= size
                 part = torch.where(new[:, None], rows[mode][(column - size).clamp(min=0)], part)
             parts.append(part)
-        x = torch.cat(parts, dim=-1)
+        if self.noise is None:
+            x = torch.cat(parts, dim=-1)
+        else:
+            u, log_sigma = (torch.cat(halves, dim=-1) for halves in zip(*(p.chunk(2, -1) for p in parts), strict=True))
+            x = u + self.noise[entries] * log_sigma.exp()
         K = self.kernel(self.points, x).to_dense()  # [p, n]
         W = torch.linalg.solve_triangular(self.L, K, upper=False)
         mean = self.prior_mean(x) + self.mean @ W
@@ -166,14 +178,21 @@ class _NewRows:
         group = self.groups[self.places.amin(dim=1)] if len(self.places) else self.places[:, 0]
         for start in range(0, len(self.values), _CHUNK):
             part = slice(start, start + _CHUNK)
-            terms = self.weights[part] * self.log_likelihoods(self.indices[part], self.values[part], rows)
+            terms = self.weights[part] * self.log_likelihoods(part, rows)
             if backward:
                 (-terms.sum()).backward()
             total.index_add_(0, group[part], terms.detach())
-        prior = torch.cat([-0.5 * table.square().sum(dim=1) for table in rows])
+        prior = torch.cat([self._prior(table) for table in rows])
         if backward:
             (-prior.sum()).backward()
         return total.index_add_(0, self.groups, prior.detach())
+
+    def _prior(self, rows: Tensor) -> Tensor:
+        """The log of the prior of rows without its constant, or minus the divergence from it; `[n]`."""
+        if self.noise is None:
+            return -0.5 * rows.square().sum(dim=1)
+        u, log_sigma = rows.chunk(2, dim=1)
+        return (0.5 + log_sigma - 0.5 * (2.0 * log_sigma).exp() - 0.5 * u.square()).sum(dim=1)
 
     # Starts and their best
 
@@ -204,12 +223,15 @@ class _NewRows:
         return [table.detach() for table in rows]
 
     def _zeros(self) -> list[Tensor]:
-        tables = self.factors.weights
-        return [table.new_zeros(n, table.size(1)) for n, table in zip(self.counts, tables, strict=True)]
+        return [table.new_zeros(n, table.size(1)) for n, table in zip(self.counts, self.tables, strict=True)]
 
     def _means(self) -> list[Tensor]:
-        tables = self.factors.weights
-        return [table.detach().mean(0).expand(n, -1).clone() for n, table in zip(self.counts, tables, strict=True)]
+        return [table.mean(0).expand(n, -1).clone() for n, table in zip(self.counts, self.tables, strict=True)]
+
+
+def _by_mode(tables: tuple[Tensor, ...], modes: int) -> list[tuple[Tensor, ...]]:
+    """Of each mode, its factors and, where there are such, the logs of their deviations."""
+    return [tables[mode::modes] for mode in range(modes)]
 
 
 def _with_rows(
@@ -219,8 +241,11 @@ def _with_rows(
     mll = build(fitted.config, shape, fitted.mll.num_data)
     state = fitted.mll.state_dict()
     for mode, new in enumerate(rows):
-        name = f"model.factors.weights.{mode}"
-        state[name] = torch.cat([state[name], new])
+        for part, columns in zip(
+            ("weights", "log_deviations"), new.split(fitted.model.factors.ranks[mode], 1), strict=False
+        ):
+            name = f"model.factors.{part}.{mode}"
+            state[name] = torch.cat([state[name], columns])
     mll.load_state_dict(state)
     # q(v) belongs to the factors of the entries that it was computed from, and these have not changed.
     mll.strategy.stamp.fill_(mll.strategy.checksum() if fitted.mll.strategy.stamp else 0)

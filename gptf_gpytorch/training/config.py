@@ -29,6 +29,8 @@ class TrainConfig:
     :param inducing: the number of inducing points, at most the number of entries.
     :param kernel: over the concatenated factors; each has a lengthscale for every factor.
     :param mean: of the Gaussian process.
+    :param draws: 0 makes factors point estimates; with any other number each has a normal posterior, and the bound
+        averages over so many draws for every entry. It costs as many times more, and is less prone to overfit.
     :param optimizer: L-BFGS, gradient descent with a line search, or Adam.
     :param max_iterations: steps at most.
     :param learning_rate: of Adam.
@@ -58,6 +60,7 @@ class TrainConfig:
     inducing: int = 200
     kernel: KernelName = "rbf"
     mean: MeanName = "constant"
+    draws: int = 0
     optimizer: OptimizerName = "lbfgs"
     max_iterations: int = 200
     learning_rate: float = 0.03
@@ -162,6 +165,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
 }
 _WHOLE = {
     "inducing": 1,
+    "draws": 0,
     "max_iterations": 0,
     "patience": 0,
     "restarts": 1,

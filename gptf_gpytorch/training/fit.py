@@ -35,7 +35,7 @@ from gptf_gpytorch.variational.elbo import CollapsedELBO
 from gptf_gpytorch.version import __version__
 from gptf_gpytorch.wording import option
 
-# Steps after which the best of several starts is chosen.
+# Steps after which the best of several starts is chosen, and until which the deviations of factors are held.
 _SCREENING = 20
 
 
@@ -255,10 +255,13 @@ class _Run:
         }
 
     def _started(self, mll: CollapsedELBO, objective: BoundObjective, optimizer: optimizers.Optimizer) -> Progress:
-        """The start, or the best of several after a few steps each."""
+        """The start, or the best of several after a few steps each.
+
+        Factors with a posterior take these steps with small deviations: free from the start, all of them may end as noise.
+        """
         config, data, began = self.config, (objective.indices, objective.values), time.monotonic()
         start: dict[str, Any] = {"seed": config.seed, "scale": config.scale, "weights": objective.weights}
-        if config.restarts == 1:
+        if config.restarts == 1 and not config.draws:
             initialize(mll, *data, **start)
             return Progress(objective(objective.vector()))
         steps = min(_SCREENING, config.max_iterations)
@@ -266,9 +269,12 @@ class _Run:
 
         def train(mll: CollapsedELBO) -> None:
             optimizer.reset()
-            progress = Progress(objective(objective.vector()), seconds=time.monotonic() - began)
-            Loop(objective, optimizer, short, progress, tracker=Tracker(), stop=self.stop).run()
-            objective.assign(progress.point.x)
+            mll.model.factors.log_deviations.requires_grad_(False)
+            few = BoundObjective(mll, *data, objective.weights)
+            progress = Progress(few(few.vector()), seconds=time.monotonic() - began)
+            Loop(few, optimizer, short, progress, tracker=Tracker(), stop=self.stop).run()
+            few.assign(progress.point.x)
+            mll.model.factors.log_deviations.requires_grad_(True)
 
         try:
             bounds = restart(mll, *data, restarts=config.restarts, train=train, **start)
@@ -276,11 +282,12 @@ class _Run:
             if not self.communicator.elastic:  # there the others go on, and are somewhere else by now
                 together(self.communicator, lambda: self.store.save(mll, optimizer, None))
             raise InterruptedRunError("Stopped by a signal while starts were compared.", stopped.signal) from None
-        best = bounds.index(max(bounds))
-        self.tracker.compared([{"seed": config.seed + place, "bound": bound} for place, bound in enumerate(bounds)])
-        self.tracker.note(
-            f"of {config.restarts} starts, seed {config.seed + best} has the best bound, {bounds[best]:.6g}"
-        )
+        if config.restarts > 1:
+            best = bounds.index(max(bounds))
+            self.tracker.compared([{"seed": config.seed + place, "bound": bound} for place, bound in enumerate(bounds)])
+            self.tracker.note(
+                f"of {config.restarts} starts, seed {config.seed + best} has the best bound, {bounds[best]:.6g}"
+            )
         optimizer.reset()
         return Progress(objective(objective.vector()), seconds=time.monotonic() - began)
 

@@ -30,7 +30,14 @@ def build(
         torch.manual_seed(config.seed)
         ranks = (config.rank,) * len(shape) if isinstance(config.rank, int) else config.rank
         inducing = min(config.inducing, num_data)
-        model = GPTF(shape, config.rank, inducing, kernel=config.make_kernel(ranks), mean=config.make_mean())
+        model = GPTF(
+            shape,
+            config.rank,
+            inducing,
+            kernel=config.make_kernel(ranks),
+            mean=config.make_mean(),
+            draws=config.draws,
+        )
         likelihood = ProbitLikelihood() if config.likelihood == "probit" else gpytorch.likelihoods.GaussianLikelihood()
         return CollapsedELBO(likelihood, model, num_data, communicator, chunk_size=config.chunk_size)
 

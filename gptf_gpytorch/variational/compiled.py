@@ -35,8 +35,8 @@ class CompiledWorkspace(Workspace):
         return f"{super().path}, compiled"
 
     def runs(self, chunks: Sequence[EntryChunk]) -> Sequence[EntryChunk]:
-        """All of them at once, unless x has to be made of plain inputs first."""
-        if not chunks or chunks[0].shard.factors is None:
+        """All of them at once, unless x has to be made first, of plain inputs or draws."""
+        if not chunks or not chunks[0].shard.gathers_rows:
             return chunks
         return [EntryChunk(chunks[0].shard, slice(chunks[0].rows.start, chunks[-1].rows.stop))]
 
@@ -112,7 +112,7 @@ class CompiledWorkspace(Workspace):
 
     def _entries(self, run: EntryChunk) -> tuple[tuple[Any, ...], Any]:
         """The tables with what else the kernel is made of, and the rows of the tables that each entry has."""
-        if run.shard.factors is None:  # its own rows, one after the other
+        if run.shard.factors is None or not run.shard.gathers_rows:  # its own rows, one after the other
             flat = (run.gather() / self.lengthscale - self.centre).reshape(-1).numpy()
             tables = flat, np.array([self.D]), np.array([0])
             indices = np.arange(run.rows.stop - run.rows.start)[:, None]
@@ -135,7 +135,7 @@ class CompiledWorkspace(Workspace):
 
     def _add(self, flat: Tensor, run: EntryChunk, tables: Sequence[Tensor | None]) -> None:
         """Add the gradient of scaled rows to that of the tables they came from."""
-        if run.shard.factors is None:
+        if run.shard.factors is None or not run.shard.gathers_rows:
             run.scatter_(tables, flat.view(-1, self.D) / self.lengthscale)
             return
         ranks = list(run.shard.factors.ranks)

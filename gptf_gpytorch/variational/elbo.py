@@ -189,7 +189,11 @@ class CollapsedELBO(gpytorch.mlls.MarginalLogLikelihood):  # type: ignore[misc]
             if inputs.requires_grad and self.communicator.size > 1:
                 raise InputError("Inputs that need a gradient are for one process. Got them with more workers.")
         checks.precision(points.dtype)
-        return EntryShard(inputs, y, v, output.factors, self.chunk_size, points.device, points.dtype)
+        return self._shard(inputs, y, v, output.factors)
+
+    def _shard(self, inputs: Tensor, y: Tensor, v: Tensor | None, factors: LatentFactors | None) -> EntryShard:
+        points, draws = self.strategy.inducing_points, range(0 if factors is None else factors.draws)
+        return EntryShard(inputs, y, v, factors, self.chunk_size, points.device, points.dtype, draws)
 
     def _nothing(self) -> tuple[EntryShard, torch.Size]:
         """No entries, and the batch shape of the model."""
@@ -197,7 +201,7 @@ class CollapsedELBO(gpytorch.mlls.MarginalLogLikelihood):  # type: ignore[misc]
         factors = factors if isinstance(factors, LatentFactors) else None
         width = points.size(-1) if factors is None else len(factors.shape)
         inputs = torch.zeros(0, width, dtype=points.dtype if factors is None else torch.long)
-        shard = EntryShard(inputs, torch.zeros(0), None, factors, self.chunk_size, points.device, points.dtype)
+        shard = self._shard(inputs, torch.zeros(0), None, factors)
         return shard, self.strategy.defer(inputs, factors).batch_shape
 
     def _evaluate(self, shard: EntryShard, batch_shape: torch.Size, *, write: bool) -> Tensor:
@@ -245,7 +249,7 @@ class CollapsedELBO(gpytorch.mlls.MarginalLogLikelihood):  # type: ignore[misc]
     def _gaussian(self, shard: EntryShard, maps: Maps, _: torch.Size) -> tuple[dict[str, Tensor], WhitenedPosterior]:
         self.solution = None
         statistics = GaussianStatistics(*sharded_sum(maps.gaussian(), shard, self.communicator))
-        self._check_sums(statistics)
+        self._check_sums(statistics, shard.copies)
         bound, posterior = theorem_1(statistics, self.likelihood.noise.squeeze(-1).reciprocal())
         return bound._asdict(), posterior
 
@@ -278,7 +282,7 @@ class CollapsedELBO(gpytorch.mlls.MarginalLogLikelihood):  # type: ignore[misc]
 
     def _probit_sums(self, shard: EntryShard, maps: Maps, eta: Tensor) -> ProbitStatistics:
         statistics = ProbitStatistics(*sharded_sum(maps.probit(eta), shard, self.communicator))
-        self._check_sums(statistics)
+        self._check_sums(statistics, shard.copies)
         return statistics
 
     def _last_eta(self, batch_shape: torch.Size) -> Tensor:
@@ -300,12 +304,13 @@ class CollapsedELBO(gpytorch.mlls.MarginalLogLikelihood):  # type: ignore[misc]
         statistics = ProbitStatistics(*total(maps.probit(start), shard, self.communicator))
         return fixed_point(evaluate, statistics.W, start, tolerance=tolerance, max_passes=self.lambda_passes)
 
-    def _check_sums(self, statistics: GaussianStatistics | ProbitStatistics) -> None:
+    def _check_sums(self, statistics: GaussianStatistics | ProbitStatistics, copies: int) -> None:
         # Exact in double precision; single precision cannot count beyond 2^24.
-        if abs(int(statistics.entries) - self.num_data) > self.num_data * torch.finfo(statistics.entries.dtype).eps:
+        entries = int(statistics.entries) // copies
+        if abs(entries - self.num_data) > self.num_data * torch.finfo(statistics.entries.dtype).eps:
             raise InputError(
                 f"num_data must be the number of entries of all workers, {self.num_data}. "
-                f"Got {int(statistics.entries)} entries: pass all of them at every evaluation, each on one worker only."
+                f"Got {entries} entries: pass all of them at every evaluation, each on one worker only."
             )
         for name, value in statistics._asdict().items():
             if not bool(value.isfinite().all()):

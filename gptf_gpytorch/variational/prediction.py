@@ -17,6 +17,9 @@ from gptf_gpytorch.variational.statistics import EntryChunk, EntryShard
 from gptf_gpytorch.variational.strategy import CollapsedVariationalStrategy
 from gptf_gpytorch.variational.workspace import Scratch
 
+# Draws of an entry's factors that a prediction is the mean of.
+_DRAWS = 16
+
 
 class Marginals(NamedTuple):
     """The moments of q(f), entry by entry."""
@@ -31,7 +34,9 @@ def marginals(model: gpytorch.models.ApproximateGP, inputs: Any, *, chunk_size: 
     .. math:: \mathrm E f = \mu + m' w, \qquad \mathrm{Var} f = k(x, x) - w' w + w' M^{-1} w
 
     with the whitened features w of a chunk, so that memory is O(chunk p). q(v) is compared with the parameters once.
-    There is no gradient.
+    There is no gradient. Where the factors have a posterior, f is a mixture over draws of them that training has not
+    seen, with mean :math:`\mathrm E m` and variance :math:`\mathrm E v + \mathrm{Var}\, m`, while ``model.eval()(inputs)`` is
+    at the mean of the factors.
 
     :param model: a model whose strategy is a :class:`CollapsedVariationalStrategy`; its mode does not matter.
     :param inputs: indices `[n, K]` if it has factors, else x `[n, D]`.
@@ -60,7 +65,9 @@ def marginals(model: gpytorch.models.ApproximateGP, inputs: Any, *, chunk_size: 
         inputs = checks.tensor("Inputs", inputs)
         inputs = inputs.unsqueeze(-1) if inputs.dim() == 1 else inputs
         checks.plain_inputs(inputs, points.size(-1))
-    shard = EntryShard(inputs, torch.empty(0), None, factors, chunk_size, points.device, points.dtype)
+    first = 0 if factors is None else factors.draws
+    draws = range(first + first % 2, first + first % 2 + _DRAWS) if first else range(0)
+    shard = EntryShard(inputs, torch.empty(0), None, factors, chunk_size, points.device, points.dtype, draws)
     strategy.ensure_fresh()
     was_training = model.training
     with torch.no_grad():
@@ -72,7 +79,10 @@ def marginals(model: gpytorch.models.ApproximateGP, inputs: Any, *, chunk_size: 
         finally:
             model.train(was_training)
         means, variances = zip(*parts, strict=True) if parts else ((points.new_empty(0),), (points.new_empty(0),))
-        return Marginals(torch.cat(means), torch.cat(variances))
+        mean, variance = (torch.cat(found).view(-1, shard.copies) for found in (means, variances))
+        if shard.copies == 1:
+            return Marginals(mean[:, 0], variance[:, 0])
+        return Marginals(mean.mean(1), variance.mean(1) + mean.var(1, correction=0))
 
 
 class _Generic:

@@ -17,7 +17,8 @@ class EntryShard:
     """The entries that one worker holds: indices or plain inputs, values, and weights if there are any.
 
     They may live elsewhere, and in another precision, than the model, whose ``device`` and ``dtype`` they are mapped
-    in; a memory-mapped file will do.
+    in; a memory-mapped file will do. With draws, an entry counts once for each draw of its factors, one after the other, with
+    its weight divided by their number.
     """
 
     inputs: Tensor
@@ -27,21 +28,32 @@ class EntryShard:
     chunk_size: int
     device: torch.device
     dtype: torch.dtype
+    draws: range = range(0)
 
     @property
     def tables(self) -> tuple[Tensor, ...]:
         """What x is gathered from, as far as it may need a gradient."""
         if self.factors is not None:
-            return tuple(self.factors.weights)
+            return self.factors.tables
         return (self.inputs,) if self.inputs.requires_grad else ()
 
+    @property
+    def copies(self) -> int:
+        """How often an entry counts."""
+        return max(1, len(self.draws))
+
+    @property
+    def gathers_rows(self) -> bool:
+        """Whether x is made of nothing but rows of the factors."""
+        return self.factors is not None and not self.draws
+
     def __len__(self) -> int:
-        return self.inputs.size(-2)
+        return self.inputs.size(-2) * self.copies
 
     def chunks(self) -> "list[EntryChunk]":
-        """At most ``chunk_size`` entries at a time."""
-        starts = range(0, len(self), self.chunk_size)
-        return [EntryChunk(self, slice(start, min(start + self.chunk_size, len(self)))) for start in starts]
+        """At most ``chunk_size`` entries at a time, with all their draws."""
+        size = max(1, self.chunk_size // self.copies) * self.copies
+        return [EntryChunk(self, slice(start, min(start + size, len(self)))) for start in range(0, len(self), size)]
 
 
 @dataclass(frozen=True)
@@ -54,21 +66,29 @@ class EntryChunk:
     @cached_property
     def indices(self) -> Tensor:
         """The entries' indices `[n, K]`, or x `[..., n, D]` where there are no factors."""
-        return self.shard.inputs[..., self.rows, :].to(self.shard.device)
+        found = self.shard.inputs[..., self._entries, :].to(self.shard.device)
+        return found.repeat_interleave(self.shard.copies, -2) if self.shard.draws else found
+
+    @cached_property
+    def noise(self) -> Tensor | None:
+        """What the factors are drawn with `[n, D]`, None for point estimates."""
+        shard = self.shard
+        if shard.factors is None or not shard.draws:
+            return None
+        return shard.factors.noise(shard.inputs[self._entries].to(shard.device), shard.draws)
 
     @property
     def y(self) -> Tensor:
         """The entries' values `[..., n]`."""
-        return self.shard.y[..., self.rows].to(device=self.shard.device, dtype=self.shard.dtype)
+        return self._one_an_entry(self.shard.y)
 
     @property
     def weights(self) -> Tensor | None:
         """The entries' weights `[..., n]`, None if all are 1."""
-        return (
-            None
-            if self.shard.v is None
-            else self.shard.v[..., self.rows].to(device=self.shard.device, dtype=self.shard.dtype)
-        )
+        found = None if self.shard.v is None else self._one_an_entry(self.shard.v)
+        if not self.shard.draws:
+            return found
+        return (torch.ones_like(self.y) if found is None else found) / self.shard.copies
 
     @property
     def v(self) -> Tensor:
@@ -80,14 +100,24 @@ class EntryChunk:
         """X `[..., n, D]`, without a graph."""
         with torch.no_grad():
             factors = self.shard.factors
-            return self.indices.detach().to(self.shard.dtype) if factors is None else factors(self.indices)
+            if factors is None:
+                return self.indices.detach().to(self.shard.dtype)
+            return factors(self.indices) if self.noise is None else factors.draw(self.indices, self.noise)
 
     def scatter_(self, gradients: Sequence[Tensor | None], dx: Tensor) -> None:
         """Add the gradient of x where x came from: rows of the factors, or rows of the plain inputs."""
         if self.shard.factors is not None:
-            self.shard.factors.scatter_(gradients, self.indices, dx)
+            self.shard.factors.scatter_(gradients, self.indices, dx, self.noise)
         elif gradients[0] is not None:
             gradients[0][..., self.rows, :].add_(dx.to(gradients[0]))
+
+    @property
+    def _entries(self) -> slice:
+        return slice(self.rows.start // self.shard.copies, self.rows.stop // self.shard.copies)
+
+    def _one_an_entry(self, values: Tensor) -> Tensor:
+        found = values[..., self._entries].to(device=self.shard.device, dtype=self.shard.dtype)
+        return found.repeat_interleave(self.shard.copies, -1) if self.shard.draws else found
 
 
 class GaussianStatistics(NamedTuple):

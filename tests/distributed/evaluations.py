@@ -1,6 +1,7 @@
 """Run by horovodrun, or alone: bounds and gradients of fixed problems, split between workers in several ways."""
 
 import json
+from itertools import product
 
 import gpytorch
 import torch
@@ -21,10 +22,12 @@ def shards(n: int, size: int) -> dict[str, list[range]]:
     }
 
 
-def evaluate(binary: bool, n: int, rows: range, communicator: Communicator) -> tuple[CollapsedELBO, dict[str, object]]:
+def evaluate(
+    binary: bool, n: int, draws: int, rows: range, communicator: Communicator
+) -> tuple[CollapsedELBO, dict[str, object]]:
     generator = torch.Generator().manual_seed(1)
     torch.manual_seed(0)
-    model = GPTF(shape=SHAPE, rank=2, num_inducing=min(9, n))
+    model = GPTF(shape=SHAPE, rank=2, num_inducing=min(9, n), draws=draws)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.copy_(torch.randn(parameter.shape, generator=generator, dtype=parameter.dtype))
@@ -44,10 +47,10 @@ def main() -> None:
     communicator = current(timeout=30)
     found, evaluations, passes = {}, 0, 0
     for n in (N, 2):  # with three workers, more workers than entries
-        for binary in (False, True):
+        for binary, draws in product((False, True), (0, 2)):
             for name, split in shards(n, communicator.size).items():
-                mll, result = evaluate(binary, n, split[communicator.rank], communicator)
-                found[f"{n} {'probit' if binary else 'gaussian'} {name}"] = result
+                mll, result = evaluate(binary, n, draws, split[communicator.rank], communicator)
+                found[f"{n} {'probit' if binary else 'gaussian'} {draws} draws {name}"] = result
                 evaluations += 1
                 passes += mll.solution.passes if mll.solution else 0
     print("RESULT", json.dumps({"found": found, "evaluations": evaluations, "passes": passes}), flush=True)

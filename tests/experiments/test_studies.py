@@ -1,6 +1,7 @@
 """The studies compare bounds that are the same where they must be, and count what they spend."""
 
 import expectation_maximisation
+import factor_posterior
 import joint_lambda
 import pytest
 import torch
@@ -43,6 +44,13 @@ def test_collapsing_beats_sequential_updates(whitened: bool) -> None:
     _check(ours, budget)
     _check(theirs, budget)
     assert ours[-1][-1] > theirs[-1][-1] + 10.0
+
+
+def test_point_estimates_and_posteriors_are_compared_on_the_same_entries() -> None:
+    point, posterior = (factor_posterior.run("synthetic", 1, 2, way, 20) for way in ("point", "posterior"))
+    assert {**point, **posterior} == posterior
+    assert point["score"] != posterior["score"]
+    assert -3.0 < posterior["log_density"] < 0.0
 
 
 def _check(trace: list[tuple[int, float, float]], budget: int) -> None:
