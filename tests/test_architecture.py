@@ -70,6 +70,7 @@ ORDER = [
     "tracking.tracker",
     "tracking.journal",
     "tracking.mlflow_store",
+    "tracking.system_metrics",
     "tracking.sender",
     "tracking.logged",
     "tracking",

@@ -2,6 +2,7 @@
 
 import csv
 import importlib.metadata
+import importlib.util
 import json
 import math
 import os
@@ -71,6 +72,8 @@ class MLflowTracker(Tracker):
             raise InputError(
                 f"Runs are tracked by MLflow, which must be installed. Got none: {pip_install('mlflow')}"
             ) from None
+        if system_metrics and importlib.util.find_spec("psutil") is None:
+            raise InputError(f"System metrics need psutil. Got none: {pip_install('mlflow')}")
         if alias and not register:
             raise InputError(f"An alias is that of a registered model. Got {alias!r} without a name to register.")
         self.experiment, self.name, self.tags = experiment, name, dict(tags or {})

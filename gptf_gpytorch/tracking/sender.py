@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from gptf_gpytorch.tracking import mlflow_store
+from gptf_gpytorch.tracking import mlflow_store, system_metrics
 from gptf_gpytorch.tracking.journal import Journal
 
 # What MLflow takes in one request.
@@ -36,7 +36,6 @@ class Sender:
     def __init__(self, journal: Journal) -> None:
         self.journal = journal
         self._client: Any = None
-        self._monitor: Any = None
 
     def send(self) -> None:
         """Send all whole lines that were not sent. Whatever MLflow raises is raised."""
@@ -44,7 +43,7 @@ class Sender:
             sent = self.journal.sent
             metrics: list[tuple[dict[str, Any], int]] = []
             for record, end in self.journal.records(sent["start"]):
-                if record["kind"] == "metrics":
+                if record["kind"] in ("metrics", system_metrics.KIND):
                     metrics.append((record, end))
                     continue
                 self._send_metrics(sent, metrics)
@@ -86,14 +85,6 @@ class Sender:
             dataset = entities.Dataset(**record["dataset"])
             context = [entities.InputTag("mlflow.data.context", "training")]
             self._client.log_inputs(run_id, [entities.DatasetInput(dataset, context)])
-        self._watch(sent, record)
-
-    def _watch(self, sent: Mapping[str, Any], record: Mapping[str, Any]) -> None:
-        """Measure processors, memory and network, if that was asked for."""
-        if record["system_metrics"]:
-            monitor = importlib.import_module("mlflow.system_metrics.system_metrics_monitor")
-            self._monitor = monitor.SystemMetricsMonitor(sent["run_id"], resume_logging=True)
-            self._monitor.start()
 
     def _run(self, key: str, record: Mapping[str, Any]) -> str:
         """The run with that key. A request that made it may have been answered to nobody, so look first."""
@@ -154,7 +145,6 @@ class Sender:
         """The run goes on."""
         self._client.update_run(sent["run_id"], "RUNNING")
         self._set(sent["run_id"], {}, record["tags"])
-        self._watch(sent, record)
 
     def _child(self, sent: Mapping[str, Any], record: Mapping[str, Any]) -> None:
         """A nested run of which only the end is known."""
@@ -213,9 +203,6 @@ class Sender:
             self._client.set_registered_model_alias(name, alias, version.version)
 
     def _end(self, sent: Mapping[str, Any], record: Mapping[str, Any]) -> None:
-        if self._monitor is not None:
-            self._monitor.finish()
-            self._monitor = None
         self._set(sent["run_id"], {}, record["tags"])
         if record["status"]:  # a run that somebody else began is for them to end
             self._client.set_terminated(sent["run_id"], record["status"], record["time"])
@@ -249,16 +236,18 @@ def main() -> None:
         over.set()
 
     threading.Thread(target=wait_for_the_end, daemon=True).start()
+    starts = [record for record, _ in journal.records() if record["kind"] in ("begin", "again")]
+    sampler = system_metrics.Sampler(journal) if starts[-1]["system_metrics"] else None
     sender, pause, trouble = Sender(journal), _PAUSE, None
     while not over.wait(pause):
         trouble = attempt(journal, sender)
         pause = _PAUSE if trouble is None else min(2.0 * pause, _PATIENCE)
         if trouble is None and before:
             attempt(before.pop())
-    last = None
-    for last, _ in journal.records():  # noqa: B007
-        pass
-    if last is not None and last["kind"] != "end":  # nobody is left to say it
+    if sampler is not None:
+        sampler.stop()
+    said = [record["kind"] for record, _ in journal.records() if record["kind"] != system_metrics.KIND]
+    if said[-1] != "end":  # nobody is left to say it
         reason = "The process that trained ended without a word: it was killed."
         journal.append("end", status=None if journal.lent else "FAILED", tags={"gptf.reason": reason})
     troubles = [attempt(journal, sender), *(attempt(earlier) for earlier in before)]

@@ -11,27 +11,12 @@ from typing import Any
 
 import pytest
 import torch
+from logged_runs import SMALL, run_of, steps_of
 from servers import Server, running, tool, tracking_server
 from small_tensor import make_entries
 
 from gptf_gpytorch import InputError, InterruptedRunError, MLflowTracker, NumericalError, Tracker, fit
 from gptf_gpytorch.tracking.journal import Journal
-
-SMALL: dict[str, Any] = {"rank": 2, "inducing": 15, "max_iterations": 6}
-
-
-def steps_of(client: Any, run_id: str, name: str) -> list[tuple[int, float]]:
-    return sorted((metric.step, metric.value) for metric in client.get_metric_history(run_id, name))
-
-
-def run_of(tracker: MLflowTracker) -> str:
-    """The run's id, when everything is sent: what is stopped does not wait for that."""
-    for _ in range(600):
-        if tracker.trouble is None:
-            break
-        time.sleep(0.1)
-    assert tracker.trouble is None
-    return str(tracker.run_id or tracker.journal.sent["run_id"])
 
 
 def test_a_run_holds_config_tags_and_the_data_set(logged: Any) -> None:
@@ -275,22 +260,6 @@ def test_of_two_workers_one_speaks(client: Any, csv: Path, tmp_path: Path) -> No
     (run,) = client.search_runs([client.get_experiment_by_name("two").experiment_id])
     assert (run.info.status, run.data.tags["workers"]) == ("FINISHED", "2")
     assert [step for step, _ in steps_of(client, run.info.run_id, "bound")] == [1, 2, 3]
-
-
-def test_system_metrics_come_on_request(client: Any, monkeypatch: Any) -> None:
-    monkeypatch.setenv("MLFLOW_SYSTEM_METRICS_SAMPLING_INTERVAL", "0.2")
-
-    class Waits(Tracker):
-        def step(self, record: Any) -> None:
-            patience = time.monotonic() + 60
-            while record["iteration"] == 3 and not tracker.journal.sent["start"] and time.monotonic() < patience:
-                time.sleep(0.2)
-            time.sleep(1.0 if record["iteration"] == 3 else 0.0)
-
-    tracker = MLflowTracker(system_metrics=True)
-    fit(make_entries(200), **{**SMALL, "max_iterations": 3}, tracker=[tracker, Waits()])
-    metrics = client.get_run(run_of(tracker)).data.metrics
-    assert any(name.startswith("system/") for name in metrics)
 
 
 def test_a_sweep_that_is_repeated_keeps_its_parent(client: Any, csv: Path, tmp_path: Path) -> None:
