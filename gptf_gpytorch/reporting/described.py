@@ -63,7 +63,7 @@ def dataset(run: Mapping[str, Any], source: str | Path | None, reading: Mapping[
 
 def write_files(run: Mapping[str, Any], folder: Path) -> None:
     """The configuration and the environment, as files."""
-    folder.mkdir()
+    folder.mkdir(exist_ok=True)
     (folder / "config.json").write_text(json.dumps(run["config"], indent=1) + "\n")
     found = sorted({f"{found.name}=={found.version}" for found in importlib.metadata.distributions()}, key=str.lower)
     (folder / "environment.txt").write_text("\n".join([f"# Python {platform.python_version()}", *found]) + "\n")

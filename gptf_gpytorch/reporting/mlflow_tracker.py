@@ -86,7 +86,6 @@ class MLflowTracker(Tracker):
         self._temporary = False  # whether what is there goes when it was sent
         self.run_id: str | None = None  # MLflow's, when it is known
         self._last = 0  # the last step that the journal holds
-        self._lent: str | None = None
 
     @property
     def journal(self) -> Journal:
@@ -106,12 +105,12 @@ class MLflowTracker(Tracker):
             self._journal = earlier.pop()
             steps = (record["step"] for record, _ in self._journal.records() if record["kind"] == "metrics")
             self._last = max(steps, default=0)
-            self._journal.append("again", tags=tags, system_metrics=self.system_metrics)
+            self._go_on(tags, described.parameters(run))
         else:
             dataset = described.dataset(run, self.source, self.reading)
             self._begin(Journal.new(home), described.parameters(run), tags, dataset)
-            described.write_files(run, self.journal.folder / "run")
-            self.journal.append("files", path="run", to=None)
+        described.write_files(run, self.journal.folder / "run")
+        self.journal.append("files", path="run", to=None)
         self._send([journal.folder for journal in earlier if journal.waiting])
 
     def begin(self, output: Path, params: Mapping[str, Any]) -> None:
@@ -120,12 +119,19 @@ class MLflowTracker(Tracker):
         earlier = Journal.all(output)
         if earlier and earlier[-1].first.get("params") == dict(params):
             self._journal = earlier[-1]
-            self._journal.append("again", tags=self.tags, system_metrics=self.system_metrics)
+            self._go_on(self.tags, params)
         else:
             self._begin(Journal.new(output), params, self.tags, None)
         self._send([])
 
-    def _begin(self, journal: Journal, params: Mapping[str, Any], tags: Mapping[str, Any], dataset: Any) -> None:
+    def _begin(
+        self,
+        journal: Journal,
+        params: Mapping[str, Any],
+        tags: Mapping[str, Any],
+        dataset: Any,
+        context: str = "training",
+    ) -> None:
         self._journal = journal
         parent = self.parent
         self._journal.append(
@@ -136,6 +142,19 @@ class MLflowTracker(Tracker):
             params=dict(params),
             tags=dict(tags),
             dataset=dataset,
+            context=context,
+            system_metrics=self.system_metrics,
+        )
+
+    def _go_on(self, tags: Mapping[str, Any], params: Mapping[str, Any]) -> None:
+        """Go on in the run of the journal, which is its owner's to end if somebody has opened it again."""
+        active = described.chosen(None, nested=self.parent is not None)["run_id"]
+        lent = active and active in (self.journal.first["run_id"], self.journal.sent["run_id"])
+        self.journal.append(
+            "again",
+            run_id=active if lent else None,
+            params=dict(params),
+            tags=dict(tags),
             system_metrics=self.system_metrics,
         )
 
@@ -241,6 +260,7 @@ class MLflowTracker(Tracker):
             "model",
             path=os.path.relpath(model, self.journal.folder),
             code=str(served.CODE),
+            params=described.parameters({"config": fitted.config.to_dict()}),
             signature=served.signature(fitted),
             example=served.example(fitted),
             requirements=[f"gptf_gpytorch=={__version__}", f"mlflow=={self._version}"],
