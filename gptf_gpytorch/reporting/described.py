@@ -10,7 +10,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from gptf_gpytorch.data.entries import TensorEntries
 from gptf_gpytorch.tracking import mlflow_store
+from gptf_gpytorch.training.problem import digest
+from gptf_gpytorch.training.saved import FittedModel
 
 _PACKAGES = ("gptf_gpytorch", "torch", "gpytorch", "linear_operator", "numpy", "horovod", "mlflow")
 _NUMBERS = (
@@ -58,6 +61,18 @@ def dataset(run: Mapping[str, Any], source: str | Path | None, reading: Mapping[
         "source_type": "local",
         "source": json.dumps({"uri": uri, "reading": dict(reading)}),
         "profile": json.dumps({"entries": run["entries"], "held_out": run["held_out"], "modes": run["modes"]}),
+    }
+
+
+def evaluation(fitted: FittedModel, entries: TensorEntries) -> dict[str, Any]:
+    """What there is to say of entries that a saved model is tried on, as of a run's."""
+    return {
+        "config": fitted.config.to_dict(),
+        "workers": 1,
+        "modes": dict(zip(entries.names, entries.shape, strict=True)),
+        "digest": digest(entries),
+        "entries": len(entries),
+        "held_out": len(entries),
     }
 
 

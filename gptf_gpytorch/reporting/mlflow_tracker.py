@@ -15,12 +15,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from gptf_gpytorch.data.entries import TensorEntries
 from gptf_gpytorch.errors import InputError
 from gptf_gpytorch.health import pip_install
 from gptf_gpytorch.reporting import described, report
 from gptf_gpytorch.serving import served
 from gptf_gpytorch.tracking.journal import Journal
 from gptf_gpytorch.tracking.tracker import Tracker
+from gptf_gpytorch.training.saved import FittedModel
 from gptf_gpytorch.version import __version__
 
 # Seconds that the end of a run waits for a server that answers, and one that was stopped; after them what is left is sent
@@ -222,6 +224,26 @@ class MLflowTracker(Tracker):
         self.journal.append("tags", tags=chosen)
         self.close("FINISHED", f"{len(rows)} runs, compared by {score}")
 
+    def evaluated(self, folder: Path, fitted: FittedModel, entries: TensorEntries, scores: Mapping[str, float]) -> None:
+        """Log how good a saved model is on entries, in the run that is active or in one of its own.
+
+        :param folder: where the model is.
+        """
+        self._temporary, self._home = True, Path(tempfile.mkdtemp(prefix="gptf-mlflow-"))
+        about = described.evaluation(fitted, entries)
+        trained = [journal.sent["run_id"] for journal in Journal.all(folder)][-1:]
+        tags = {**described.tags(about), **({"trained_in": trained[0]} if any(trained) else {}), **self.tags}
+        dataset = described.dataset(about, self.source, self.reading)
+        files = {"model": str(folder.resolve()), "data": str(self.source)}
+        self._begin(Journal.new(self._home), files, tags, dataset, "evaluation")
+        self._send([])
+        self._metrics(0, {f"test_{name}": score for name, score in scores.items()})
+        figures = self.journal.folder / "figures"
+        figures.mkdir()
+        report.draw_predictions(fitted, entries, figures)
+        self.journal.append("files", path="figures", to="figures")
+        self.close("FINISHED", f"{len(entries):,} entries were predicted")
+
     def fail(self, reason: str) -> None:
         """Say why the run has ended."""
         self.close("KILLED" if reason.startswith("InterruptedRunError") else "FAILED", reason, _STOPPED)
@@ -252,7 +274,7 @@ class MLflowTracker(Tracker):
             f"MLflow has not got {waiting} records of this run: {why}. Later: gptf sync {shlex.quote(str(self._home))}"
         )
 
-    def _write_model(self, fitted: Any) -> None:
+    def _write_model(self, fitted: FittedModel) -> None:
         model = (self._home or Path()) / "model"
         if self._temporary:
             fitted.save(model)
