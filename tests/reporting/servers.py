@@ -43,9 +43,8 @@ class Server:
             self.process = subprocess.Popen(
                 self.command, stdout=log, stderr=log, start_new_session=True, env=self.environment
             )
-        for _ in range(600):
-            if self.process.poll() is not None:
-                break
+        until = time.monotonic() + 180.0  # a busy machine takes minutes
+        while self.process.poll() is None and time.monotonic() < until:
             try:
                 with urllib.request.urlopen(self.uri + path, timeout=2):
                     return self
