@@ -72,6 +72,7 @@ ORDER = [
     "tracking.tracker",
     "tracking.journal",
     "tracking.mlflow_store",
+    "tracking.system_metrics",
     "tracking.sender",
     "tracking.logged",
     "tracking",

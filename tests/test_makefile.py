@@ -1,5 +1,6 @@
 """The Makefile says what it can do."""
 
+import os
 import re
 import subprocess
 from pathlib import Path
@@ -16,3 +17,10 @@ def test_help_has_one_line_for_every_target() -> None:
     assert [line.split()[1] for line in lines] == phony
     assert all(len(line.split()) > 2 for line in lines)
     assert {"test", "check", "horovod", "clean"} <= set(phony)
+
+
+def test_the_runs_on_a_server_are_not_shown_by_another() -> None:
+    environment = {**os.environ, "MLFLOW_TRACKING_URI": "https://mlflow.example.com"}
+    command = ["make", "--no-print-directory", "--silent", "--old-file", ".venv/.installed", "ui"]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout == "A server shows these runs: https://mlflow.example.com\n"

@@ -7,7 +7,8 @@ from typing import Any
 
 import click
 
-from gptf_gpytorch.commands import options
+from gptf_gpytorch.commands import options, tracked
+from gptf_gpytorch.commands.group import say
 from gptf_gpytorch.commands.loading import load_model
 from gptf_gpytorch.commands.options import PATH
 from gptf_gpytorch.serving.metrics import evaluate as measure
@@ -21,13 +22,30 @@ from gptf_gpytorch.serving.tables import write_predictions
 @options.as_json
 @options.unseen
 @options.fold_in
-def evaluate(folder: Path, data: Path, as_json: bool, unseen: Any, few: Path | None) -> None:
+@tracked.flags("track", "experiment", "run_name")
+@click.pass_context
+def evaluate(
+    ctx: click.Context,
+    /,
+    folder: Path,
+    data: Path,
+    as_json: bool,
+    unseen: Any,
+    few: Path | None,
+    tracking: tracked.Tracking,
+) -> None:
     """Score the model in FOLDER on the values in DATA.
 
     Example: gptf evaluate runs/clicks test.csv --json
     """
+    logged = tracking.tracker(data)
     fitted = load_model(folder, few)
-    found = measure(fitted, read_entries(fitted, data, unseen=unseen, duplicates="keep"))
+    entries = read_entries(fitted, data, unseen=unseen, duplicates="keep")
+    found = measure(fitted, entries)
+    if logged is not None:
+        logged.evaluated(folder, fitted, entries, found)
+        if logged.trouble:
+            say(ctx, f"Note: {logged.trouble}")
     if as_json:
         click.echo(json.dumps({name: None if math.isnan(number) else number for name, number in found.items()}))
         return

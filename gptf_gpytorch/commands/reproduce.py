@@ -5,6 +5,8 @@ from pathlib import Path
 
 import click
 
+from gptf_gpytorch.commands import tracked
+from gptf_gpytorch.commands.group import say
 from gptf_gpytorch.commands.options import PATH
 from gptf_gpytorch.data import read
 from gptf_gpytorch.errors import InputError
@@ -23,7 +25,11 @@ _TOLERANCE = 1e-6
 @click.option("--output", type=PATH, required=True, help="The new run's folder.")
 @click.option("--data", type=PATH, help="Where the entries are now, if they have moved.")
 @click.option("--quiet", is_flag=True, help="Print the verdict alone.")
-def reproduce(run: str, output: Path, data: Path | None, quiet: bool) -> None:
+@tracked.flags("track", "experiment", "run_name")
+@click.pass_context
+def reproduce(
+    ctx: click.Context, /, run: str, output: Path, data: Path | None, quiet: bool, tracking: tracked.Tracking
+) -> None:
     """Do a run that MLflow has once more, and say whether it comes out the same.
 
     RUN is the run's id; MLFLOW_TRACKING_URI says where it is. The entries must be the same ones. The exit code is 0 if the
@@ -40,7 +46,11 @@ def reproduce(run: str, output: Path, data: Path | None, quiet: bool) -> None:
         raise InputError(f"The entries must be those of the run. Got others: {source} has changed.")
     config = TrainConfig.from_dict(logged.config, f"run {run}")
     value = logged.reading.get("value") or "value"
-    result = fit(entries, config, tracker=None if quiet else ProgressPrinter(), output=output, value_name=value)
+    tracker = tracking.tracker(source, {"reproduces": run}, **logged.reading)
+    watching = [*([] if quiet else [ProgressPrinter()]), *([tracker] if tracker else [])]
+    result = fit(entries, config, tracker=watching, output=output, value_name=value)
+    if tracker is not None and tracker.trouble:
+        say(ctx, f"Note: {tracker.trouble}")
     same = logged.bound is not None and math.isclose(result.bound, logged.bound, rel_tol=_TOLERANCE)
     click.echo(
         f"bound of an entry: {result.bound!r}, logged {logged.bound!r}: {'the same' if same else 'not the same'}"

@@ -29,7 +29,7 @@ _SWEPT = ("rank", "inducing", "kernel")
 @click.option("--config", "config_file", type=PATH, help="A TOML file with what all runs share; flags win.")
 @click.option("--quiet", is_flag=True, help="Print nothing but the table.")
 @options.as_json
-@tracked.flags
+@tracked.flags()
 @options.columns
 @options.flags(*_SWEPT)
 def sweep(

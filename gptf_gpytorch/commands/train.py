@@ -40,7 +40,7 @@ from gptf_gpytorch.training.progress import ProgressPrinter
     help="Seconds that workers wait for one of them before the job ends.",
 )
 @click.option("--elastic", is_flag=True, help="Go on when workers leave or come; with an elastic horovodrun.")
-@tracked.flags
+@tracked.flags()
 @options.columns
 @options.flags()
 @click.pass_context

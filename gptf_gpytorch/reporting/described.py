@@ -10,7 +10,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from gptf_gpytorch.data.entries import TensorEntries
 from gptf_gpytorch.tracking import mlflow_store
+from gptf_gpytorch.training.problem import digest
+from gptf_gpytorch.training.saved import FittedModel
 
 _PACKAGES = ("gptf_gpytorch", "torch", "gpytorch", "linear_operator", "numpy", "horovod", "mlflow")
 _NUMBERS = (
@@ -61,9 +64,21 @@ def dataset(run: Mapping[str, Any], source: str | Path | None, reading: Mapping[
     }
 
 
+def evaluation(fitted: FittedModel, entries: TensorEntries) -> dict[str, Any]:
+    """What there is to say of entries that a saved model is tried on, as of a run's."""
+    return {
+        "config": fitted.config.to_dict(),
+        "workers": 1,
+        "modes": dict(zip(entries.names, entries.shape, strict=True)),
+        "digest": digest(entries),
+        "entries": len(entries),
+        "held_out": len(entries),
+    }
+
+
 def write_files(run: Mapping[str, Any], folder: Path) -> None:
     """The configuration and the environment, as files."""
-    folder.mkdir()
+    folder.mkdir(exist_ok=True)
     (folder / "config.json").write_text(json.dumps(run["config"], indent=1) + "\n")
     found = sorted({f"{found.name}=={found.version}" for found in importlib.metadata.distributions()}, key=str.lower)
     (folder / "environment.txt").write_text("\n".join([f"# Python {platform.python_version()}", *found]) + "\n")

@@ -2,6 +2,7 @@
 
 import csv
 import importlib.metadata
+import importlib.util
 import json
 import math
 import os
@@ -14,12 +15,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from gptf_gpytorch.data.entries import TensorEntries
 from gptf_gpytorch.errors import InputError
 from gptf_gpytorch.health import pip_install
 from gptf_gpytorch.reporting import described, report
 from gptf_gpytorch.serving import served
 from gptf_gpytorch.tracking.journal import Journal
 from gptf_gpytorch.tracking.tracker import Tracker
+from gptf_gpytorch.training.saved import FittedModel
 from gptf_gpytorch.version import __version__
 
 # Seconds that the end of a run waits for a server that answers, and one that was stopped; after them what is left is sent
@@ -71,6 +74,8 @@ class MLflowTracker(Tracker):
             raise InputError(
                 f"Runs are tracked by MLflow, which must be installed. Got none: {pip_install('mlflow')}"
             ) from None
+        if system_metrics and importlib.util.find_spec("psutil") is None:
+            raise InputError(f"System metrics need psutil. Got none: {pip_install('mlflow')}")
         if alias and not register:
             raise InputError(f"An alias is that of a registered model. Got {alias!r} without a name to register.")
         self.experiment, self.name, self.tags = experiment, name, dict(tags or {})
@@ -83,7 +88,6 @@ class MLflowTracker(Tracker):
         self._temporary = False  # whether what is there goes when it was sent
         self.run_id: str | None = None  # MLflow's, when it is known
         self._last = 0  # the last step that the journal holds
-        self._lent: str | None = None
 
     @property
     def journal(self) -> Journal:
@@ -103,12 +107,12 @@ class MLflowTracker(Tracker):
             self._journal = earlier.pop()
             steps = (record["step"] for record, _ in self._journal.records() if record["kind"] == "metrics")
             self._last = max(steps, default=0)
-            self._journal.append("again", tags=tags, system_metrics=self.system_metrics)
+            self._go_on(tags, described.parameters(run))
         else:
             dataset = described.dataset(run, self.source, self.reading)
             self._begin(Journal.new(home), described.parameters(run), tags, dataset)
-            described.write_files(run, self.journal.folder / "run")
-            self.journal.append("files", path="run", to=None)
+        described.write_files(run, self.journal.folder / "run")
+        self.journal.append("files", path="run", to=None)
         self._send([journal.folder for journal in earlier if journal.waiting])
 
     def begin(self, output: Path, params: Mapping[str, Any]) -> None:
@@ -117,12 +121,19 @@ class MLflowTracker(Tracker):
         earlier = Journal.all(output)
         if earlier and earlier[-1].first.get("params") == dict(params):
             self._journal = earlier[-1]
-            self._journal.append("again", tags=self.tags, system_metrics=self.system_metrics)
+            self._go_on(self.tags, params)
         else:
             self._begin(Journal.new(output), params, self.tags, None)
         self._send([])
 
-    def _begin(self, journal: Journal, params: Mapping[str, Any], tags: Mapping[str, Any], dataset: Any) -> None:
+    def _begin(
+        self,
+        journal: Journal,
+        params: Mapping[str, Any],
+        tags: Mapping[str, Any],
+        dataset: Any,
+        context: str = "training",
+    ) -> None:
         self._journal = journal
         parent = self.parent
         self._journal.append(
@@ -133,6 +144,19 @@ class MLflowTracker(Tracker):
             params=dict(params),
             tags=dict(tags),
             dataset=dataset,
+            context=context,
+            system_metrics=self.system_metrics,
+        )
+
+    def _go_on(self, tags: Mapping[str, Any], params: Mapping[str, Any]) -> None:
+        """Go on in the run of the journal, which is its owner's to end if somebody has opened it again."""
+        active = described.chosen(None, nested=self.parent is not None)["run_id"]
+        lent = active and active in (self.journal.first["run_id"], self.journal.sent["run_id"])
+        self.journal.append(
+            "again",
+            run_id=active if lent else None,
+            params=dict(params),
+            tags=dict(tags),
             system_metrics=self.system_metrics,
         )
 
@@ -200,6 +224,26 @@ class MLflowTracker(Tracker):
         self.journal.append("tags", tags=chosen)
         self.close("FINISHED", f"{len(rows)} runs, compared by {score}")
 
+    def evaluated(self, folder: Path, fitted: FittedModel, entries: TensorEntries, scores: Mapping[str, float]) -> None:
+        """Log how good a saved model is on entries, in the run that is active or in one of its own.
+
+        :param folder: where the model is.
+        """
+        self._temporary, self._home = True, Path(tempfile.mkdtemp(prefix="gptf-mlflow-"))
+        about = described.evaluation(fitted, entries)
+        trained = [journal.sent["run_id"] for journal in Journal.all(folder)][-1:]
+        tags = {**described.tags(about), **({"trained_in": trained[0]} if any(trained) else {}), **self.tags}
+        dataset = described.dataset(about, self.source, self.reading)
+        files = {"model": str(folder.resolve()), "data": str(self.source)}
+        self._begin(Journal.new(self._home), files, tags, dataset, "evaluation")
+        self._send([])
+        self._metrics(0, {f"test_{name}": score for name, score in scores.items()})
+        figures = self.journal.folder / "figures"
+        figures.mkdir()
+        report.draw_predictions(fitted, entries, figures)
+        self.journal.append("files", path="figures", to="figures")
+        self.close("FINISHED", f"{len(entries):,} entries were predicted")
+
     def fail(self, reason: str) -> None:
         """Say why the run has ended."""
         self.close("KILLED" if reason.startswith("InterruptedRunError") else "FAILED", reason, _STOPPED)
@@ -230,7 +274,7 @@ class MLflowTracker(Tracker):
             f"MLflow has not got {waiting} records of this run: {why}. Later: gptf sync {shlex.quote(str(self._home))}"
         )
 
-    def _write_model(self, fitted: Any) -> None:
+    def _write_model(self, fitted: FittedModel) -> None:
         model = (self._home or Path()) / "model"
         if self._temporary:
             fitted.save(model)
@@ -238,6 +282,7 @@ class MLflowTracker(Tracker):
             "model",
             path=os.path.relpath(model, self.journal.folder),
             code=str(served.CODE),
+            params=described.parameters({"config": fitted.config.to_dict()}),
             signature=served.signature(fitted),
             example=served.example(fitted),
             requirements=[f"gptf_gpytorch=={__version__}", f"mlflow=={self._version}"],

@@ -91,8 +91,9 @@ class Journal:
 
     @property
     def lent(self) -> bool:
-        """Whether its run is one that somebody else began, and ends."""
-        return bool(self.first.get("run_id"))
+        """Whether its run is one that somebody else has opened, and ends."""
+        starts = [record for record, _ in self.records() if record["kind"] in ("begin", "again")]
+        return bool(starts and starts[-1]["run_id"])
 
     @property
     def waiting(self) -> int:

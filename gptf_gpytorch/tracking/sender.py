@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from gptf_gpytorch.tracking import mlflow_store
+from gptf_gpytorch.tracking import mlflow_store, system_metrics
 from gptf_gpytorch.tracking.journal import Journal
 
 # What MLflow takes in one request.
@@ -36,7 +36,6 @@ class Sender:
     def __init__(self, journal: Journal) -> None:
         self.journal = journal
         self._client: Any = None
-        self._monitor: Any = None
 
     def send(self) -> None:
         """Send all whole lines that were not sent. Whatever MLflow raises is raised."""
@@ -44,7 +43,7 @@ class Sender:
             sent = self.journal.sent
             metrics: list[tuple[dict[str, Any], int]] = []
             for record, end in self.journal.records(sent["start"]):
-                if record["kind"] == "metrics":
+                if record["kind"] in ("metrics", system_metrics.KIND):
                     metrics.append((record, end))
                     continue
                 self._send_metrics(sent, metrics)
@@ -81,19 +80,11 @@ class Sender:
         sent["uri"] = mlflow_store.absolute(str(importlib.import_module("mlflow").get_tracking_uri()))
         run_id = record["run_id"] or self._run(self.journal.key, record)
         sent["run_id"] = run_id
-        self._set(run_id, record["params"], {**record["tags"], KEY: self.journal.key})
+        self._set(run_id, {**record["tags"], KEY: self.journal.key}, record["params"])
         if record["dataset"]:
             dataset = entities.Dataset(**record["dataset"])
-            context = [entities.InputTag("mlflow.data.context", "training")]
+            context = [entities.InputTag("mlflow.data.context", record["context"])]
             self._client.log_inputs(run_id, [entities.DatasetInput(dataset, context)])
-        self._watch(sent, record)
-
-    def _watch(self, sent: Mapping[str, Any], record: Mapping[str, Any]) -> None:
-        """Measure processors, memory and network, if that was asked for."""
-        if record["system_metrics"]:
-            monitor = importlib.import_module("mlflow.system_metrics.system_metrics_monitor")
-            self._monitor = monitor.SystemMetricsMonitor(sent["run_id"], resume_logging=True)
-            self._monitor.start()
 
     def _run(self, key: str, record: Mapping[str, Any]) -> str:
         """The run with that key. A request that made it may have been answered to nobody, so look first."""
@@ -125,10 +116,17 @@ class Sender:
         found = self._client.get_experiment_by_name(name)
         return str(found.experiment_id if found else self._client.create_experiment(name))
 
-    def _set(self, run_id: str, params: Mapping[str, Any], tags: Mapping[str, Any]) -> None:
+    def _set(self, run_id: str, tags: Mapping[str, Any], params: Mapping[str, Any] | None = None) -> None:
+        """Set tags, and params that the run has not got. MLflow never changes one: what it is now becomes a tag."""
         entities = importlib.import_module("mlflow.entities")
-        for part in _parts(list(params.items()), _PAIRS):
-            self._client.log_batch(run_id, params=[entities.Param(name, str(value)) for name, value in part])
+        if params:
+            there = self._client.get_run(run_id).data
+            new = [(name, value) for name, value in params.items() if name not in there.params]
+            for part in _parts(new, _PAIRS):
+                self._client.log_batch(run_id, params=[entities.Param(name, str(value)) for name, value in part])
+            now = {name: str(value) for name, value in params.items() if name in there.params}
+            known = {name: there.tags.get(f"now.{name}", there.params[name]) for name in now}
+            tags = {**tags, **{f"now.{name}": value for name, value in now.items() if value != known[name]}}
         for part in _parts(list(tags.items()), _PAIRS):
             self._client.log_batch(run_id, tags=[entities.RunTag(name, str(value)) for name, value in part])
 
@@ -148,13 +146,13 @@ class Sender:
         waiting.clear()
 
     def _tags(self, sent: Mapping[str, Any], record: Mapping[str, Any]) -> None:
-        self._set(sent["run_id"], {}, record["tags"])
+        self._set(sent["run_id"], record["tags"])
 
     def _again(self, sent: Mapping[str, Any], record: Mapping[str, Any]) -> None:
         """The run goes on."""
-        self._client.update_run(sent["run_id"], "RUNNING")
-        self._set(sent["run_id"], {}, record["tags"])
-        self._watch(sent, record)
+        if not record["run_id"]:  # of a run that somebody else has opened they know best
+            self._client.update_run(sent["run_id"], "RUNNING")
+        self._set(sent["run_id"], record["tags"], record["params"])
 
     def _child(self, sent: Mapping[str, Any], record: Mapping[str, Any]) -> None:
         """A nested run of which only the end is known."""
@@ -175,14 +173,15 @@ class Sender:
 
     def _model(self, sent: Mapping[str, Any], record: Mapping[str, Any]) -> None:
         """The model, as one that MLflow serves. One that did not arrive whole is sent again, in its place."""
-        client, key, run = self._client, self.journal.key, self._client.get_run(sent["run_id"])
+        client, run = self._client, self._client.get_run(sent["run_id"])
+        key = f"{self.journal.key}/{record['time']}"  # a run that went on when it had ended has another one
         experiment = run.info.experiment_id
         found = client.search_logged_models([experiment], f"tags.`{KEY}` = '{key}'", max_results=1)
         model = (
             found[0]
             if found
             else client.create_logged_model(
-                experiment, name="model", source_run_id=run.info.run_id, tags={KEY: key}, params=run.data.params
+                experiment, name="model", source_run_id=run.info.run_id, tags={KEY: key}, params=record["params"]
             )
         )
         if model.status != "READY":
@@ -213,10 +212,7 @@ class Sender:
             self._client.set_registered_model_alias(name, alias, version.version)
 
     def _end(self, sent: Mapping[str, Any], record: Mapping[str, Any]) -> None:
-        if self._monitor is not None:
-            self._monitor.finish()
-            self._monitor = None
-        self._set(sent["run_id"], {}, record["tags"])
+        self._set(sent["run_id"], record["tags"])
         if record["status"]:  # a run that somebody else began is for them to end
             self._client.set_terminated(sent["run_id"], record["status"], record["time"])
 
@@ -249,16 +245,18 @@ def main() -> None:
         over.set()
 
     threading.Thread(target=wait_for_the_end, daemon=True).start()
+    starts = [record for record, _ in journal.records() if record["kind"] in ("begin", "again")]
+    sampler = system_metrics.Sampler(journal) if starts[-1]["system_metrics"] else None
     sender, pause, trouble = Sender(journal), _PAUSE, None
     while not over.wait(pause):
         trouble = attempt(journal, sender)
         pause = _PAUSE if trouble is None else min(2.0 * pause, _PATIENCE)
         if trouble is None and before:
             attempt(before.pop())
-    last = None
-    for last, _ in journal.records():  # noqa: B007
-        pass
-    if last is not None and last["kind"] != "end":  # nobody is left to say it
+    if sampler is not None:
+        sampler.stop()
+    said = [record["kind"] for record, _ in journal.records() if record["kind"] != system_metrics.KIND]
+    if said[-1] != "end":  # nobody is left to say it
         reason = "The process that trained ended without a word: it was killed."
         journal.append("end", status=None if journal.lent else "FAILED", tags={"gptf.reason": reason})
     troubles = [attempt(journal, sender), *(attempt(earlier) for earlier in before)]

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from logged_runs import wait_for
 from servers import Server, running, tracking_server
 
 from gptf_gpytorch import MLflowTracker, fit
@@ -22,6 +23,7 @@ class Logged:
 
     result: Result
     tracker: MLflowTracker
+    data: Path
     output: Path
     client: Any
 
@@ -67,13 +69,30 @@ def csv(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def logged(server: Server, csv: Path, tmp_path_factory: pytest.TempPathFactory) -> Logged:
     """A run of which everything is logged."""
-    from mlflow.tracking import MlflowClient
-
-    output = tmp_path_factory.mktemp("runs") / "run"
     tracker = MLflowTracker(
         "first", name="a run", source=csv, tags={"team": "ads"}, register="served", alias="champion"
     )
+    return log(server, csv, tmp_path_factory.mktemp("runs") / "run", tracker, restarts=2)
+
+
+@pytest.fixture(scope="session")
+def labels(server: Server, tmp_path_factory: pytest.TempPathFactory) -> Logged:
+    """A run on labels."""
+    from small_tensor import make_entries
+
+    folder = tmp_path_factory.mktemp("labels")
+    csv = write_csv(folder / "train.csv", make_entries(600, binary=True))
+    tracker = MLflowTracker("labels", source=csv, register="labels", alias="champion")
+    return log(server, csv, folder / "run", tracker, likelihood="probit")
+
+
+def log(server: Server, csv: Path, output: Path, tracker: MLflowTracker, **options: Any) -> Logged:
+    from mlflow.tracking import MlflowClient
+
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(os.environ, "MLFLOW_TRACKING_URI", server.uri)
-        result = fit(read(csv), rank=2, inducing=15, max_iterations=6, restarts=2, tracker=tracker, output=output)
-    return Logged(result, tracker, output, MlflowClient(server.uri))
+        binary = options.get("likelihood") == "probit"
+        settings = {"rank": 2, "inducing": 15, "max_iterations": 6, **options}
+        result = fit(read(csv, binary=binary), **settings, tracker=tracker, output=output)
+    wait_for(tracker.journal)
+    return Logged(result, tracker, csv, output, MlflowClient(server.uri))

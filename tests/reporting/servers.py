@@ -1,15 +1,18 @@
 """Real MLflow servers, on loopback, for the length of a test."""
 
+import http.client
 import os
 import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -40,9 +43,8 @@ class Server:
             self.process = subprocess.Popen(
                 self.command, stdout=log, stderr=log, start_new_session=True, env=self.environment
             )
-        for _ in range(600):
-            if self.process.poll() is not None:
-                break
+        until = time.monotonic() + 180.0  # a busy machine takes minutes
+        while self.process.poll() is None and time.monotonic() < until:
             try:
                 with urllib.request.urlopen(self.uri + path, timeout=2):
                     return self
@@ -60,6 +62,39 @@ class Server:
                 os.killpg(self.process.pid, signal.SIGKILL)
             self.process.wait(20)
             self.process = None
+
+
+@contextmanager
+def proxy(server: Server, before: Callable[[str, str], None]) -> Iterator[str]:
+    """The address of one that hands every request on, and says its method and path before."""
+
+    class Hand(BaseHTTPRequestHandler):
+        def log_message(self, *_: object) -> None:
+            pass
+
+        def handle_one(self) -> None:
+            body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+            before(self.command, self.path)
+            with closing(http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)) as there:
+                try:
+                    there.request(self.command, self.path, body, dict(self.headers))
+                    answer = there.getresponse()
+                    content = answer.read()
+                except OSError:
+                    return self.send_error(502)
+            with suppress(OSError):  # whoever asked may have given up
+                self.send_response(answer.status)
+                self.send_header("Content-Type", answer.getheader("Content-Type", "text/plain"))
+                self.send_header("Content-Length", str(len(content)))
+                self.end_headers()
+                self.wfile.write(content)
+
+        do_GET = do_POST = do_PUT = do_PATCH = do_DELETE = handle_one
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Hand) as found:
+        threading.Thread(target=found.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{found.server_port}"
+        found.shutdown()
 
 
 @contextmanager

@@ -3,7 +3,6 @@
 import json
 import math
 import os
-import signal
 import subprocess
 import time
 from pathlib import Path
@@ -11,27 +10,12 @@ from typing import Any
 
 import pytest
 import torch
+from logged_runs import SMALL, run_of, steps_of, wait_for
 from servers import Server, running, tool, tracking_server
 from small_tensor import make_entries
 
-from gptf_gpytorch import InputError, InterruptedRunError, MLflowTracker, NumericalError, Tracker, fit
+from gptf_gpytorch import InputError, MLflowTracker, NumericalError, Tracker, fit
 from gptf_gpytorch.tracking.journal import Journal
-
-SMALL: dict[str, Any] = {"rank": 2, "inducing": 15, "max_iterations": 6}
-
-
-def steps_of(client: Any, run_id: str, name: str) -> list[tuple[int, float]]:
-    return sorted((metric.step, metric.value) for metric in client.get_metric_history(run_id, name))
-
-
-def run_of(tracker: MLflowTracker) -> str:
-    """The run's id, when everything is sent: what is stopped does not wait for that."""
-    for _ in range(600):
-        if tracker.trouble is None:
-            break
-        time.sleep(0.1)
-    assert tracker.trouble is None
-    return str(tracker.run_id or tracker.journal.sent["run_id"])
 
 
 def test_a_run_holds_config_tags_and_the_data_set(logged: Any) -> None:
@@ -63,6 +47,15 @@ def test_every_number_of_every_step_is_there_once(logged: Any) -> None:
     assert math.isfinite(metrics["held_out_rmse"])
 
 
+def test_labels_have_passes_of_lambda_curves_and_scores(labels: Any) -> None:
+    run, steps = labels.run, labels.result.history.steps
+    wanted = [(step.iteration, step.lambda_passes) for step in steps]
+    assert steps_of(labels.client, run.info.run_id, "lambda_passes") == wanted
+    figures = {Path(found.path).name for found in labels.client.list_artifacts(run.info.run_id, "figures")}
+    assert {"bound.png", "ranking.png", "reliability.png"} <= figures
+    assert {"held_out_auc", "held_out_log_loss", "held_out_ece"} <= set(run.data.metrics)
+
+
 def test_figures_config_and_environment_are_artifacts(logged: Any) -> None:
     run_id = logged.run.info.run_id
     figures = {Path(found.path).name for found in logged.client.list_artifacts(run_id, "figures")}
@@ -80,32 +73,6 @@ def test_starts_are_nested_runs(logged: Any) -> None:
 def test_the_model_is_registered_with_its_alias(logged: Any) -> None:
     version = logged.client.get_model_version_by_alias("served", "champion")
     assert version.run_id == logged.run.info.run_id
-
-
-class Stops(Tracker):
-    """Asks the run to stop after a step."""
-
-    def __init__(self, after: int) -> None:
-        self.after = after
-
-    def step(self, record: Any) -> None:
-        if record["iteration"] == self.after:
-            os.kill(os.getpid(), signal.SIGTERM)
-
-
-def test_a_resumed_run_goes_on_in_the_same_run(client: Any, tmp_path: Path) -> None:
-    entries, output = make_entries(300), tmp_path / "run"
-    first = MLflowTracker()
-    with pytest.raises(InterruptedRunError):
-        fit(entries, **SMALL, tracker=[Stops(3), first], output=output)
-    run_id = run_of(first)
-    assert client.get_run(run_id).info.status == "KILLED"
-    assert "Stopped by a signal" in client.get_run(run_id).data.tags["gptf.reason"]
-    second = MLflowTracker()
-    result = fit(entries, **SMALL, tracker=second, output=output, resume=True)
-    assert run_of(second) == run_id
-    assert client.get_run(run_id).info.status == "FINISHED"
-    assert steps_of(client, run_id, "bound") == [(step.iteration, step.bound) for step in result.history.steps]
 
 
 def test_a_failed_run_ends_failed_with_its_reason(client: Any, tmp_path: Path) -> None:
@@ -223,6 +190,15 @@ def test_a_leftover_mlruns_is_explained_on_one_line(tmp_path: Path, csv: Path) -
     subprocess.run([tool("gptf"), "sync", "run"], cwd=tmp_path, env=environment, check=True)
 
 
+def test_the_command_line_registers_with_an_alias(client: Any, csv: Path, tmp_path: Path) -> None:
+    command = [tool("gptf"), "train", csv, "--output", tmp_path / "run", "--max-iterations", "2", "--inducing", "10"]
+    command += ["--track", "mlflow", "--register", "typed", "--alias", "challenger", "--quiet"]
+    subprocess.run(command, check=True)
+    wait_for(Journal.all(tmp_path / "run")[-1])
+    version = client.get_model_version_by_alias("typed", "challenger")
+    assert version.run_id == Journal.all(tmp_path / "run")[-1].sent["run_id"]
+
+
 def test_an_alias_needs_a_name() -> None:
     with pytest.raises(InputError, match=r"An alias is that of a registered model. Got 'x' without"):
         MLflowTracker(alias="x")
@@ -268,29 +244,10 @@ def test_of_two_workers_one_speaks(client: Any, csv: Path, tmp_path: Path) -> No
     done = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stdout + done.stderr
     (journal,) = Journal.all(tmp_path / "run")
-    for _ in range(600):
-        if not journal.waiting:
-            break
-        time.sleep(0.1)
+    wait_for(journal)
     (run,) = client.search_runs([client.get_experiment_by_name("two").experiment_id])
     assert (run.info.status, run.data.tags["workers"]) == ("FINISHED", "2")
     assert [step for step, _ in steps_of(client, run.info.run_id, "bound")] == [1, 2, 3]
-
-
-def test_system_metrics_come_on_request(client: Any, monkeypatch: Any) -> None:
-    monkeypatch.setenv("MLFLOW_SYSTEM_METRICS_SAMPLING_INTERVAL", "0.2")
-
-    class Waits(Tracker):
-        def step(self, record: Any) -> None:
-            patience = time.monotonic() + 60
-            while record["iteration"] == 3 and not tracker.journal.sent["start"] and time.monotonic() < patience:
-                time.sleep(0.2)
-            time.sleep(1.0 if record["iteration"] == 3 else 0.0)
-
-    tracker = MLflowTracker(system_metrics=True)
-    fit(make_entries(200), **{**SMALL, "max_iterations": 3}, tracker=[tracker, Waits()])
-    metrics = client.get_run(run_of(tracker)).data.metrics
-    assert any(name.startswith("system/") for name in metrics)
 
 
 def test_a_sweep_that_is_repeated_keeps_its_parent(client: Any, csv: Path, tmp_path: Path) -> None:

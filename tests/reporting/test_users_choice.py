@@ -1,16 +1,17 @@
 """What the user has chosen in MLflow holds: the store, the experiment, the run that is active, and what is in it."""
 
 import os
-import sqlite3
+import re
 import subprocess
-import threading
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from servers import Server, free_port, running, tool, tracking_server
+from logged_runs import steps_of
+from servers import ROOT, Server, free_port, proxy, running, tool, tracking_server
 from small_tensor import make_entries
 
 from gptf_gpytorch import MLflowTracker, fit
@@ -30,16 +31,19 @@ def mlflow(server: Server, client: Any) -> Iterator[Any]:
     os.environ.pop("MLFLOW_EXPERIMENT_ID", None)
 
 
-def test_folds_are_nested_in_the_run_that_is_active(mlflow: Any, client: Any) -> None:
-    mlflow.set_experiment("folds")
-    with mlflow.start_run() as parent:
-        for fold in range(2):
-            tracker = MLflowTracker(name=f"fold {fold}", parent=parent.info.run_id)
-            fit(make_entries(200), **SMALL, seed=fold, tracker=tracker)
-            assert tracker.trouble is None
-    runs = client.search_runs([parent.info.experiment_id], f"tags.`mlflow.parentRunId` = '{parent.info.run_id}'")
-    assert sorted(run.info.run_name for run in runs) == ["fold 0", "fold 1"]
-    assert not client.get_run(parent.info.run_id).data.params
+def test_folds_are_nested_as_the_readme_says(client: Any, csv: Path, tmp_path: Path) -> None:
+    text = (ROOT / "mlflow" / "README.md").read_text()
+    [block] = re.findall(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    (tmp_path / "ratings.csv").write_text("".join(csv.read_text().splitlines(keepends=True)[:200]))
+    environment = {**os.environ, "MLFLOW_EXPERIMENT_NAME": "folds"}
+    subprocess.run([sys.executable, "-c", block], cwd=tmp_path, env=environment, check=True)
+    runs = client.search_runs([client.get_experiment_by_name("folds").experiment_id])
+    (parent,) = [run for run in runs if run.info.run_name == "five folds"]
+    folds = [run for run in runs if run.data.tags.get("mlflow.parentRunId") == parent.info.run_id]
+    assert sorted(run.info.run_name for run in folds) == [f"fold {number}" for number in range(1, 6)]
+    assert {run.info.status for run in runs} == {"FINISHED"}
+    assert not parent.data.params
+    assert [step for step, _ in steps_of(client, parent.info.run_id, "rmse")] == [1, 2, 3, 4, 5]
 
 
 def test_a_model_of_the_users_in_the_same_run_is_not_taken_for_ours(mlflow: Any, client: Any) -> None:
@@ -74,32 +78,34 @@ def test_what_is_sent_later_goes_to_the_store_that_was_set(csv: Path, tmp_path: 
 
 
 def test_a_model_that_was_cut_off_arrives_whole_and_once(tmp_path: Path, monkeypatch: Any) -> None:
-    """kill -9 of the server when it knows of the model and has none of its files."""
+    """kill -9 of the server when it knows of the model and has one of its files."""
     from mlflow.tracking import MlflowClient
 
-    own, output = tracking_server(tmp_path), tmp_path / "run"
+    own, output, uploads = tracking_server(tmp_path), tmp_path / "run", []
 
-    def kill() -> None:
-        until = time.monotonic() + 120.0
-        while time.monotonic() < until:
-            with sqlite3.connect(f"file:{tmp_path / 'store' / 'mlflow.db'}?mode=ro", uri=True) as store:
-                if store.execute("select count(*) from logged_models").fetchone()[0]:
-                    break
-            time.sleep(0.02)
-        own.kill()
+    def kill(method: str, path: str) -> None:
+        if method == "PUT" and "/models/" in path:
+            uploads.append(path)
+            if len(uploads) == 2:
+                own.kill()
 
-    with running(own):
-        monkeypatch.setenv("MLFLOW_TRACKING_URI", own.uri)
-        killer = threading.Thread(target=kill)
-        killer.start()
+    with running(own), proxy(own, kill) as uri:
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
+        monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "60")
         tracker = MLflowTracker(register="cut", alias="off")
         fit(make_entries(300), **SMALL, tracker=tracker, output=output)
-        killer.join()
+        for _ in range(1200):  # a busy machine sends it when the run has ended
+            if own.process is None and tracker.journal.sent["trouble"]:
+                break
+            time.sleep(0.1)
         assert tracker.trouble is not None
+        assert len(uploads) >= 2
         own.start()
-        subprocess.run([tool("gptf"), "sync", output], check=True, capture_output=True)
         client = MlflowClient(own.uri)
         run = client.get_run(tracker.journal.sent["run_id"])
+        assert [model.status for model in client.search_logged_models([run.info.experiment_id])] == ["PENDING"]
+        subprocess.run([tool("gptf"), "sync", output], check=True, capture_output=True)
+        run = client.get_run(run.info.run_id)
         (model,) = client.search_logged_models([run.info.experiment_id])
         assert [found.model_id for found in run.outputs.model_outputs] == [model.model_id]
         assert model.status == "READY"

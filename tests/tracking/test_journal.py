@@ -39,3 +39,17 @@ def test_the_journals_of_a_folder_are_found(tmp_path: Path) -> None:
     Journal.new(tmp_path).append("begin")
     (found,) = Journal.all(tmp_path)
     assert found.waiting == 1
+
+
+def test_a_journal_is_for_its_owner_alone(tmp_path: Path) -> None:
+    journal = Journal.new(tmp_path)
+    journal.append("begin", uri="https://me:password@mlflow.example.com")
+    assert journal.folder.stat().st_mode & 0o777 == 0o700
+
+
+def test_whoever_opened_the_run_last_ends_it(tmp_path: Path) -> None:
+    journal = Journal.new(tmp_path)
+    for kind, run_id in (("begin", "abc"), ("again", None), ("again", "abc")):
+        journal.append(kind, run_id=run_id)
+        journal.append("end")
+        assert journal.lent == bool(run_id)
