@@ -59,8 +59,8 @@ METHODS: dict[str, tuple[str, dict[str, Any]]] = {
     "cp2": ("cp2", {}),
     "fm": ("fm", {}),
     "ours": ("ours", {}),
-    "ours, patience 10": ("ours", {"patience": 10}),
     "ours, 100 inducing points": ("ours", {"inducing": 100}),
+    "ours, 100 inducing points, patience 10": ("ours", {"inducing": 100, "patience": 10}),
 }
 
 

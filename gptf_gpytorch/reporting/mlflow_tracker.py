@@ -28,6 +28,8 @@ from gptf_gpytorch.version import __version__
 # Seconds that the end of a run waits for a server that answers, and one that was stopped; after them what is left is sent
 # by the process that sends, which stays.
 _PATIENCE, _STOPPED = 20.0, 3.0
+# Of that process, as `nice` counts: it takes what training leaves of the cores.
+_PRIORITY = 15
 _SENDING: list[subprocess.Popen[bytes]] = []  # those that were left to go on by themselves
 
 
@@ -170,6 +172,8 @@ class MLflowTracker(Tracker):
             start_new_session=True,  # what ends training must not end what tells of it
             env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONSAFEPATH": "1"},
         )
+        # From its first moment: what it imports is most of what it costs, and training has the cores.
+        os.setpriority(os.PRIO_PROCESS, self._sender.pid, _PRIORITY)
 
     def step(self, record: Mapping[str, Any]) -> None:
         """Write the numbers of a step. Those of steps that are taken again after a resumption were written before."""

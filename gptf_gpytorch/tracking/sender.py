@@ -235,7 +235,6 @@ def attempt(journal: Journal, sender: Sender | None = None) -> str | None:
 def main() -> None:
     """Follow the journals that are named until standard input ends; then send the rest, or leave it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for training, which still has to say how it ended
-    os.nice(10)
     mlflow_store.bound_requests()
     *before, journal = (Journal(Path(folder)) for folder in sys.argv[1:])
     over = threading.Event()

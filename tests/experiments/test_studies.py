@@ -1,5 +1,9 @@
 """The studies compare bounds that are the same where they must be, and count what they spend."""
 
+import json
+from pathlib import Path
+
+import defaults
 import expectation_maximisation
 import factor_posterior
 import joint_lambda
@@ -51,6 +55,14 @@ def test_point_estimates_and_posteriors_are_compared_on_the_same_entries() -> No
     assert {**point, **posterior} == posterior
     assert point["score"] != posterior["score"]
     assert -3.0 < posterior["log_density"] < 0.0
+
+
+def test_the_study_of_defaults_finds_what_was_committed() -> None:
+    committed = json.loads((Path(defaults.__file__).parents[1] / "results" / "defaults.json").read_text())["cells"]
+    same = next(cell for cell in committed if (cell["family"], cell["seed"], cell["binary"]) == ("sums", 301, False))
+    found = defaults.run("sums", 301, binary=False)
+    assert found == {label: pytest.approx(value, rel=0.1) for label, value in same["scores"].items()}
+    assert found["ours"] < 0.6 * found["mean"]
 
 
 def _check(trace: list[tuple[int, float, float]], budget: int) -> None:
