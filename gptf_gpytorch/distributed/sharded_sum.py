@@ -11,8 +11,8 @@ from gptf_gpytorch.distributed import slots
 from gptf_gpytorch.distributed.communicator import Communicator
 from gptf_gpytorch.distributed.threads import split
 
-# Chunks after which a thread looks whether its worker was asked to stop: less than a second's work.
-_LEG = 20
+# Chunks after which a thread looks whether its worker was asked to stop: about a second's work.
+_LEG = 50
 
 
 class Shard(Protocol):

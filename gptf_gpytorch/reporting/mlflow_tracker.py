@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -174,6 +175,10 @@ class MLflowTracker(Tracker):
         )
         # From its first moment: what it imports is most of what it costs, and training has the cores.
         os.setpriority(os.PRIO_PROCESS, self._sender.pid, _PRIORITY)
+        with suppress(
+            OSError
+        ):  # Linux may share the cores between sessions first, whatever their processes' priorities
+            Path(f"/proc/{self._sender.pid}/autogroup").write_text(str(_PRIORITY), encoding="ascii")
 
     def step(self, record: Mapping[str, Any]) -> None:
         """Write the numbers of a step. Those of steps that are taken again after a resumption were written before."""
