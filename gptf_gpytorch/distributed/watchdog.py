@@ -5,8 +5,9 @@ In an elastic job only that worker is ended: the others lose their connection to
 Horovod waits for such a worker without end. Here every worker has a thread that looks at how long its own collective has
 been waiting. When that is too long it raises an alarm in the key-value store of ``horovodrun``'s rendezvous, which all
 workers can reach and which costs nothing before that moment. All threads that can answer do so: which collective their
-worker waits in, or what it does instead. After a grace period all of them read the answers, come to the same verdict,
-print it, and end their processes. A worker whose thread cannot answer has a guardian (``guardian.py``) that ends it.
+worker waits in, or what it does instead. When all have answered, or after a grace period, all of them read the answers,
+come to the same verdict, print it, and end their processes. A worker whose thread cannot answer has a guardian
+(``guardian.py``) that ends it.
 """
 
 import http.client
@@ -17,7 +18,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -167,8 +168,8 @@ class Watchdog:
         self.rendezvous.put(f"alarm-{number}", {"worker": self.rank})
         self.rendezvous.put(f"answer-{number}-{self.rank}", {"name": self._name, "where": self._where()})
         self._answered = number
-        if self._stopped.wait(self._grace) or self._number != number:
-            return None, []
+        until = time.monotonic() + self._grace
+        self._await(f"answer-{number}", range(self.size), until)
         answers = [self.rendezvous.get(f"answer-{number}-{rank}") for rank in range(self.size)]
         waiting = [str(answer["name"]) for answer in answers if answer and answer.get("name")]
         if not waiting or self._number != number:
@@ -176,6 +177,7 @@ class Watchdog:
         name = Counter(waiting).most_common(1)[0][0]
         culprits = [rank for rank, answer in enumerate(answers) if not answer or answer.get("name") != name]
         if not culprits:
+            self._stopped.wait(until - time.monotonic())
             return None, []
         reasons = " ".join(self._reason(rank, answers[rank]) for rank in culprits[:5])
         more = f" And {len(culprits) - 5} more." if len(culprits) > 5 else ""
@@ -217,7 +219,10 @@ class Watchdog:
         with suppress(OSError):
             self.rendezvous.put(f"printed-{number}-{self.rank}", {})
             ranks = [rank for rank in range(self.size) if self.rendezvous.get(f"answer-{number}-{rank}") is not None]
-            until = time.monotonic() + self._grace / 2
-            while ranks and time.monotonic() < until:
-                ranks = [rank for rank in ranks if self.rendezvous.get(f"printed-{number}-{rank}") is None]
-                self._stopped.wait(self._tick / 5)
+            self._await(f"printed-{number}", ranks, time.monotonic() + self._grace)
+
+    def _await(self, key: str, ranks: Iterable[int], until: float) -> None:
+        """Return when all of these workers have written this, or then."""
+        left = list(ranks)
+        while left and time.monotonic() < until and not self._stopped.wait(self._tick):
+            left = [rank for rank in left if self.rendezvous.get(f"{key}-{rank}") is None]
