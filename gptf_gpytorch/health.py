@@ -3,6 +3,7 @@
 Each layer has a ``describe()`` that returns facts about what it stands on; ``gptf doctor`` prints them.
 """
 
+import importlib
 import importlib.metadata
 import os
 import platform
@@ -11,9 +12,8 @@ import shlex
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
-import torch
 from packaging.requirements import Requirement
 
 from gptf_gpytorch.version import __version__
@@ -49,6 +49,7 @@ def pip_install(extra: str) -> str:
 
 def describe() -> Iterator[Fact]:
     """The interpreter, the numerical packages, the threads and the BLAS that the map will run on."""
+    torch = importlib.import_module("torch")  # not above: what sends runs beside training does without it
     yield Fact("gptf_gpytorch", __version__)
     yield Fact("python", f"{platform.python_version()} ({sys.executable})")
     for name in ("torch", "gpytorch", "linear_operator", "numpy", "scikit-learn"):
@@ -58,10 +59,10 @@ def describe() -> Iterator[Fact]:
         f"{torch.get_num_threads()} torch threads, {len(os.sched_getaffinity(0))} usable cores, "
         f"OMP_NUM_THREADS={os.environ.get('OMP_NUM_THREADS', 'unset')}",
     )
-    yield _blas()
+    yield _blas(torch)
 
 
-def _blas() -> Fact:
+def _blas(torch: Any) -> Fact:
     """Which BLAS torch was built with, proven by a factorisation that needs it."""
     config = torch.__config__.show()
     found = re.search(r"BLAS_INFO=(\w+)", config)

@@ -117,6 +117,7 @@ ORDER = [
     "commands.group",
     "commands",
     "cli",
+    "__main__",
     "",
 ]
 HOMES = {

@@ -65,7 +65,7 @@ def test_horovod_reports_its_controllers(tmp_path: Path) -> None:
 
 
 def test_without_the_extras_it_names_the_commands(tmp_path: Path, bare: Path) -> None:
-    code, topics, output = doctor(tmp_path, command=(bare, "-m", "gptf_command"))
+    code, topics, output = doctor(tmp_path, command=(bare, "-m", "gptf_gpytorch"))
     assert code == 0, output
     assert topics["horovod"].startswith("missing")
     assert topics["mlflow"].startswith("missing")
@@ -79,7 +79,7 @@ def test_without_the_extras_it_names_the_commands(tmp_path: Path, bare: Path) ->
 
 def test_a_folder_named_mlflow_is_not_taken_for_the_package(tmp_path: Path, bare: Path) -> None:
     (tmp_path / "mlflow").mkdir()
-    _, topics, _ = doctor(tmp_path, command=(bare, "-m", "gptf_command"))
+    _, topics, _ = doctor(tmp_path, command=(bare, "-m", "gptf_gpytorch"))
     assert topics["mlflow"].startswith("missing")
 
 

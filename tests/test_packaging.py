@@ -83,3 +83,15 @@ print(sorted(name for name in {OPTIONAL!r} if name in sys.modules))
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
     assert done.stdout.strip() == "[]"
+
+
+def test_what_sends_runs_beside_training_does_without_torch() -> None:
+    """Importing torch takes more than a second of the cores that train."""
+    code = "import sys, gptf_gpytorch.tracking.sender; print('torch' in sys.modules, 'numpy' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout.split() == ["False", "False"]
+
+
+def test_a_name_that_is_not_public_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="gptf_gpytorch"):
+        gptf_gpytorch.nothing_of_this_name  # noqa: B018

@@ -155,7 +155,7 @@ def soak(folder: Path, kills: int, entries: int, seed: int) -> dict[str, Any]:
         if likelihood not in data:
             data[likelihood] = _data(folder, likelihood, entries)
             command = _command(data[likelihood], likelihood, here / "undisturbed")
-            Job(WORKERS, sys.executable, "-m", "gptf_command", *command).finish(seconds=600)
+            Job(WORKERS, sys.executable, "-m", "gptf_gpytorch", *command).finish(seconds=600)
             undisturbed[likelihood] = _bound(here / "undisturbed")
         job, before = Soak(here, likelihood, data[likelihood]), len(found)
         while len(found) < kills:

@@ -30,7 +30,7 @@ from gptf_gpytorch.version import __version__
 # by the process that sends, which stays.
 _PATIENCE, _STOPPED = 20.0, 3.0
 # Of that process, as `nice` counts: it takes what training leaves of the cores.
-_PRIORITY = 15
+_PRIORITY = 19
 _SENDING: list[subprocess.Popen[bytes]] = []  # those that were left to go on by themselves
 
 

@@ -1,5 +1,6 @@
 """What the machine did meanwhile: sampled beside training, kept while the server is away, and sent once."""
 
+import importlib.util
 import subprocess
 import time
 from functools import partial
@@ -11,7 +12,7 @@ from logged_runs import SMALL, run_of, steps_of
 from servers import running, tool, tracking_server
 from small_tensor import make_entries
 
-from gptf_gpytorch import MLflowTracker, Tracker, fit
+from gptf_gpytorch import InputError, MLflowTracker, Tracker, fit
 
 CPU = "system/cpu_utilization_percentage"
 
@@ -98,3 +99,11 @@ def test_a_resumed_run_goes_on_counting(client: Any, tmp_path: Path) -> None:
         counts.append(len(found))
     assert counts[1] > counts[0]
     assert [step for step, _ in steps_of(client, run_of(tracker), "bound")] == [1, 2, 3, 4, 5, 6]
+
+
+def test_they_need_psutil(monkeypatch: pytest.MonkeyPatch) -> None:
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "psutil" else find(name))
+    with pytest.raises(InputError, match=r"System metrics need psutil\. Got none: .*pip install"):
+        MLflowTracker(system_metrics=True)
+    MLflowTracker()  # nothing else does

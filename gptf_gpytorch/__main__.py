@@ -1,7 +1,4 @@
-"""The ``gptf`` command before its imports, which take seconds: Ctrl-C ends it there, too, without a traceback.
-
-It stands beside the package because importing anything of the package imports the package.
-"""
+"""The ``gptf`` command before its imports, which take seconds: Ctrl-C ends it there, too, without a traceback."""
 
 import importlib
 import os
