@@ -67,17 +67,23 @@ class Ours:
     """The package's ``fit``.
 
     :param ensemble: fits from this many seeds, whose predictions are averaged.
+    :param refit: fit to all entries, for as many steps as were best for those that one more fit holds out.
     :param options: fields of :class:`TrainConfig`, but for the rank, the seed and the likelihood, which the task says.
     """
 
     name: ClassVar[str] = "ours"
 
-    def __init__(self, ensemble: int = 1, **options: Any) -> None:
-        self.ensemble, self.config = ensemble, TrainConfig.of(options, self.name)
+    def __init__(self, ensemble: int = 1, refit: bool = False, **options: Any) -> None:
+        self.ensemble, self.refit, self.config = ensemble, refit, TrainConfig.of(options, self.name)
 
     def fit(self, task: Task) -> Fitted:
         """Train on the task's entries."""
-        models = [self._fit(task, self._config(task, task.seed + member)) for member in range(self.ensemble)]
+        config = self._config(task)
+        if self.refit:
+            history = self._fit(task, config).history
+            best = history.kept.iteration if history and history.kept else config.max_iterations
+            config = replace(config, validation=0.0, max_iterations=max(1, best))
+        models = [self._fit(task, replace(config, seed=task.seed + member)) for member in range(self.ensemble)]
 
         def values(indices: Tensor) -> Array:
             found: Array = np.mean([predict(model, indices).mean.numpy() for model in models], axis=0)
@@ -86,9 +92,9 @@ class Ours:
         first = models[0].history or History()
         return Fitted(values, probabilities=task.binary, details={**_details(first), "series": _series(first)})
 
-    def _config(self, task: Task, seed: int) -> TrainConfig:
+    def _config(self, task: Task) -> TrainConfig:
         likelihood: Likelihood = "probit" if task.binary else "gaussian"
-        return replace(self.config, rank=task.rank, seed=seed, likelihood=likelihood)
+        return replace(self.config, rank=task.rank, seed=task.seed, likelihood=likelihood)
 
     def _fit(self, task: Task, config: TrainConfig) -> FittedModel:
         return fit(task.train, config).fitted

@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 
+import methods
 import numpy as np
 import pytest
 import torch
@@ -12,7 +13,8 @@ from baselines.tools import TooLargeError, WrongTaskError, choose, dense, hold_o
 from methods import REGISTRY, make
 from sklearn.metrics import roc_auc_score
 
-from gptf_gpytorch import InputError, TensorEntries
+from gptf_gpytorch import InputError, TensorEntries, TrainConfig
+from gptf_gpytorch.training.result import Result
 
 SHAPE = (20, 15, 10)
 # What would take longer than a test should; each still does all that it does.
@@ -198,3 +200,26 @@ def test_a_subtensor_holds_the_training_values_of_its_cells() -> None:
         rows, grid = source.draw()
         assert [len(set(at.tolist())) for at in rows] == [12, 12, 10]
         assert torch.equal(grid, whole[torch.meshgrid(*rows, indexing="ij")])
+
+
+def test_ours_fits_again_to_all_entries_for_as_many_steps_as_were_best(monkeypatch: pytest.MonkeyPatch) -> None:
+    task, test = tensor(False)
+    configs, kept = [], []
+    fit = methods.fit
+
+    def watched(entries: TensorEntries, config: TrainConfig) -> Result:
+        configs.append(config)
+        result = fit(entries, config)
+        kept.append(result.history.kept.iteration)
+        return result
+
+    monkeypatch.setattr(methods, "fit", watched)
+    options = {"ensemble": 2, "refit": True, "inducing": 20, "max_iterations": 400, "patience": 3}
+    fitted = make("ours", options).fit(task)
+    assert [config.validation for config in configs] == [0.1, 0.0, 0.0]
+    assert 1 < kept[0] < 400
+    assert [config.max_iterations for config in configs[1:]] == [kept[0], kept[0]]
+    assert [config.seed for config in configs] == [0, 0, 1]
+    assert fitted.details["steps"] == kept[0]
+    mean = make("mean", {}).fit(task)
+    assert loss(test, fitted.predict(test.indices), False) < loss(test, mean.predict(test.indices), False)
