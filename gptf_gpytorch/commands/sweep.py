@@ -1,6 +1,7 @@
 """``gptf sweep``."""
 
 import itertools
+import shlex
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from gptf_gpytorch.commands.printing import table
 from gptf_gpytorch.data import TensorEntries, read
 from gptf_gpytorch.errors import InputError
 from gptf_gpytorch.reporting.mlflow_tracker import MLflowTracker
+from gptf_gpytorch.tracking.journal import Journal
 from gptf_gpytorch.tracking.tracker import Tracker
 from gptf_gpytorch.training.checkpoints import Checkpoints
 from gptf_gpytorch.training.config import TrainConfig
@@ -80,6 +82,12 @@ def sweep(
     rows.sort(key=lambda row: -row["held_out"])
     if parent is not None:
         parent.summarize(rows, "held_out")
+        left = sum(1 for journal in Journal.below(output) if journal.waiting)
+        if left:
+            click.echo(
+                f"Note: MLflow has not got all of {left} runs. Later: {shlex.join(['gptf', 'sync', str(output)])}",
+                err=True,
+            )
     table(rows, as_json)
 
 

@@ -112,9 +112,9 @@ class MLflowTracker(Tracker):
             self._last = max(steps, default=0)
             self._go_on(tags, described.parameters(run))
         else:
-            dataset = described.dataset(run, self.source, self.reading)
+            dataset = described.dataset(run, self.source)
             self._begin(Journal.new(home), described.parameters(run), tags, dataset)
-        described.write_files(run, self.journal.folder / "run")
+        described.write_files(run, self.source, self.reading, self.journal.folder / "run")
         self.journal.append("files", path="run", to=None)
         self._send([journal.folder for journal in earlier if journal.waiting])
 
@@ -127,7 +127,8 @@ class MLflowTracker(Tracker):
             self._go_on(self.tags, params)
         else:
             self._begin(Journal.new(output), params, self.tags, None)
-        self._send([])
+        others = (journal.folder for journal in Journal.below(output) if journal.waiting)
+        self._send([folder for folder in others if folder != self.journal.folder])
 
     def _begin(
         self,
@@ -242,7 +243,7 @@ class MLflowTracker(Tracker):
         about = described.evaluation(fitted, entries)
         trained = [journal.sent["run_id"] for journal in Journal.all(folder)][-1:]
         tags = {**described.tags(about), **({"trained_in": trained[0]} if any(trained) else {}), **self.tags}
-        dataset = described.dataset(about, self.source, self.reading)
+        dataset = described.dataset(about, self.source)
         files = {"model": str(folder.resolve()), "data": str(self.source)}
         self._begin(Journal.new(self._home), files, tags, dataset, "evaluation")
         self._send([])
@@ -264,8 +265,8 @@ class MLflowTracker(Tracker):
         self.journal.append("end", status=None if self.journal.lent else status, tags={"gptf.reason": reason[:5000]})
         sender, self._sender = self._sender, None
         sender.stdin.close()  # type: ignore[union-attr]
-        try:
-            sender.wait(patience)
+        try:  # a server that has not answered so far is hardly worth waiting for
+            sender.wait(min(patience, _STOPPED) if self.journal.sent["trouble"] else patience)
         except subprocess.TimeoutExpired:  # it goes on by itself
             _SENDING.append(sender)
         self.run_id = self.journal.sent["run_id"]

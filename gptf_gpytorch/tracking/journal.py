@@ -36,6 +36,12 @@ class Journal:
         """Those of a run's folder, the first first."""
         return [cls(path.parent) for path in sorted((output / FOLDER).glob(f"*/{_LINES}"))]
 
+    @classmethod
+    def below(cls, output: Path) -> list["Journal"]:
+        """Those of a run's folder and of runs in folders below it, a parent before its children."""
+        found = (path.parent for path in output.rglob(f"{FOLDER}/*/{_LINES}"))
+        return [cls(folder) for folder in sorted(found, key=lambda folder: (len(folder.parts), folder))]
+
     @property
     def key(self) -> str:
         """What tells this run from all others, whatever the server calls it."""

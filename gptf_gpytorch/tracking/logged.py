@@ -1,7 +1,6 @@
 """A run that MLflow has: what it was trained on, how, and what came of it."""
 
 import importlib
-import json
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +15,7 @@ class LoggedRun:
     config: dict[str, Any]
     source: str | None  # of the entries; None if they were in memory
     reading: dict[str, Any]  # how the source was read
-    digest: str  # the beginning of the SHA-256 of the entries
+    digest: str  # the SHA-256 of the entries
     bound: float | None  # of an entry, at the end; None if the run did not end well
 
 
@@ -27,9 +26,8 @@ def logged_run(run_id: str) -> LoggedRun:
         mlflow = importlib.import_module("mlflow")
         run = importlib.import_module("mlflow.tracking").MlflowClient().get_run(run_id)
         config = mlflow.artifacts.load_dict(f"{run.info.artifact_uri}/config.json")
-        dataset = run.inputs.dataset_inputs[0].dataset
+        data = mlflow.artifacts.load_dict(f"{run.info.artifact_uri}/data.json")
     except Exception as error:
         raise TrackingError(f"MLflow must have the run. Got {run_id}: {mlflow_store.explain(error)}") from error
-    source = json.loads(dataset.source)
     bound = run.data.metrics.get("final_bound")
-    return LoggedRun(config, source["uri"], source["reading"], dataset.digest, bound)
+    return LoggedRun(config, data["uri"], data["reading"], data["digest"], bound)

@@ -213,8 +213,19 @@ class Sender:
 
     def _end(self, sent: Mapping[str, Any], record: Mapping[str, Any]) -> None:
         self._set(sent["run_id"], record["tags"])
+        self._clear(sent["run_id"])
         if record["status"]:  # a run that somebody else began is for them to end
             self._client.set_terminated(sent["run_id"], record["status"], record["time"])
+
+    def _clear(self, run_id: str) -> None:
+        """Delete what a server made so late that it was asked a second time: empty runs and models of this journal."""
+        experiment, key = self._client.get_run(run_id).info.experiment_id, self.journal.key
+        for run in self._client.search_runs([experiment], f"tags.`{KEY}` LIKE '{key}%'"):
+            if run.info.run_id != run_id and run.info.status == "RUNNING":
+                self._client.delete_run(run.info.run_id)
+        for model in self._client.search_logged_models([experiment], f"tags.`{KEY}` LIKE '{key}%'"):
+            if model.status != "READY":
+                self._client.delete_logged_model(model.model_id)
 
 
 def _parts(items: Sequence[Any], size: int) -> Iterator[Sequence[Any]]:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import time
 from pathlib import Path
@@ -11,22 +12,22 @@ import pytest
 from servers import ROOT, Server, free_port, tool
 
 
-def project(server: Server, entry: str, **parameters: object) -> subprocess.CompletedProcess[str]:
-    """Run an entry point in an experiment of its name."""
+def project(server: Server, entry: str, where: Path = ROOT, **parameters: object) -> None:
+    """Run an entry point in an experiment of its name, or of the folder's."""
     path = f"{tool('mlflow').parent}{os.pathsep}{os.environ['PATH']}"
-    command = [tool("mlflow"), "run", ROOT / "mlflow", "-e", entry, "--env-manager", "local"]
-    command += ["--experiment-name", f"project {entry}"]
+    command = [tool("mlflow"), "run", "./mlflow", "-e", entry, "--env-manager", "local"]
+    command += ["--experiment-name", f"project {entry if where == ROOT else where.name}"]
     command += [word for name, value in parameters.items() for word in ("-P", f"{name}={value}")]
     environment = {**os.environ, "MLFLOW_TRACKING_URI": server.uri, "PATH": path}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    done = subprocess.run(command, env=environment, cwd=where, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    return done
 
 
-def its_run(client: Any, entry: str) -> Any:
+def its_run(client: Any, entry: str, where: Path = ROOT) -> Any:
     """The run, when all was sent: a busy server hears the rest from a process that stays."""
     for _ in range(600):
-        runs = client.search_runs([client.get_experiment_by_name(f"project {entry}").experiment_id])
+        name = f"project {entry if where == ROOT else where.name}"
+        runs = client.search_runs([client.get_experiment_by_name(name).experiment_id])
         (run,) = (run for run in runs if "mlflow.parentRunId" not in run.data.tags)  # starts are nested
         if "gptf.reason" in run.data.tags:
             break
@@ -41,6 +42,16 @@ def test_train(server: Server, client: Any, csv: Path, tmp_path: Path) -> None:
     run = its_run(client, "train")
     assert run.data.params["max_iterations"] == "3"
     assert "final_bound" in run.data.metrics
+
+
+def test_train_as_it_is(server: Server, client: Any, tmp_path: Path) -> None:
+    """Without parameters: the example that lies there."""
+    shutil.copytree(ROOT / "mlflow", tmp_path / "mlflow", ignore=shutil.ignore_patterns("runs"))
+    project(server, "train", tmp_path)
+    run = its_run(client, "train", tmp_path)
+    (dataset,) = run.inputs.dataset_inputs
+    assert dataset.dataset.name == "example.csv"
+    assert run.data.metrics["held_out_rmse"] < 0.5  # its values have a standard deviation of 0.91
 
 
 def test_evaluate(server: Server, client: Any, labels: Any) -> None:

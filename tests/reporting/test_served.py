@@ -45,6 +45,17 @@ def served(server: Server, model: Any, tmp_path_factory: pytest.TempPathFactory)
         yield found
 
 
+def test_a_model_has_a_signature_and_an_example(model: Any, server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    import mlflow
+
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", server.uri)
+    info = mlflow.models.get_model_info(uri(model))
+    assert info.signature.inputs.input_names() == MODES
+    assert info.signature.outputs.input_names() == [*MODES, *names(model)]
+    (kept,) = (Path(mlflow.artifacts.download_artifacts(uri(model))) / name for name in ["input_example.json"])
+    assert json.loads(kept.read_text())["columns"] == MODES
+
+
 def ask(served: Server, content: dict[str, Any]) -> Any:
     request = urllib.request.Request(
         f"{served.uri}/invocations", json.dumps(content).encode(), {"Content-Type": "application/json"}
