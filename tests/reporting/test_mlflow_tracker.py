@@ -167,7 +167,7 @@ def test_what_a_slow_server_makes_a_second_time_is_deleted(tmp_path: Path, monke
         if path.endswith("/runs/create"):
             asked.append(path)
             if len(asked) == 1:
-                time.sleep(4.0)
+                time.sleep(12.0)
 
     with running(own), proxy(own, late) as uri:
         monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
