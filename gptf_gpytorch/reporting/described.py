@@ -54,14 +54,17 @@ def tags(run: Mapping[str, Any]) -> dict[str, str]:
 
 def dataset(run: Mapping[str, Any], source: str | Path | None) -> dict[str, str]:
     """What MLflow keeps of a data set: for all runs of an experiment with the same entries, as the first of them says it."""
-    uri = None if source is None else str(Path(source).resolve())
     return {
         "name": "entries" if source is None else Path(source).name,
         "digest": run["digest"][:36],
         "source_type": "local",
-        "source": json.dumps({"uri": uri}),
+        "source": json.dumps({"uri": _uri(source)}),
         "profile": json.dumps({"entries": run["entries"] + run["held_out"], "modes": run["modes"]}),
     }
+
+
+def _uri(source: str | Path | None) -> str | None:
+    return None if source is None else str(Path(source).resolve())
 
 
 def evaluation(fitted: FittedModel, entries: TensorEntries) -> dict[str, Any]:
@@ -79,9 +82,8 @@ def evaluation(fitted: FittedModel, entries: TensorEntries) -> dict[str, Any]:
 def write_files(run: Mapping[str, Any], source: str | Path | None, reading: Mapping[str, Any], folder: Path) -> None:
     """The configuration, where the entries are from, and the environment, as files."""
     folder.mkdir(exist_ok=True)
-    uri = None if source is None else str(Path(source).resolve())
     counts = {name: run[name] for name in ("entries", "held_out", "modes", "digest")}
-    data = {"uri": uri, "reading": dict(reading), **counts}
+    data = {"uri": _uri(source), "reading": dict(reading), **counts}
     (folder / "data.json").write_text(json.dumps(data, indent=1) + "\n")
     (folder / "config.json").write_text(json.dumps(run["config"], indent=1) + "\n")
     found = sorted({f"{found.name}=={found.version}" for found in importlib.metadata.distributions()}, key=str.lower)

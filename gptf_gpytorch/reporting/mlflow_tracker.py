@@ -174,11 +174,10 @@ class MLflowTracker(Tracker):
             start_new_session=True,  # what ends training must not end what tells of it
             env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONSAFEPATH": "1"},
         )
-        # From its first moment: what it imports is most of what it costs, and training has the cores.
-        os.setpriority(os.PRIO_PROCESS, self._sender.pid, _PRIORITY)
-        with suppress(
-            OSError
-        ):  # Linux may share the cores between sessions first, whatever their processes' priorities
+        # From its first moment: what it imports is most of what it costs, and training has the cores. Linux may share them
+        # between sessions first, whatever their processes' priorities.
+        with suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, self._sender.pid, _PRIORITY)
             Path(f"/proc/{self._sender.pid}/autogroup").write_text(str(_PRIORITY), encoding="ascii")
 
     def step(self, record: Mapping[str, Any]) -> None:
