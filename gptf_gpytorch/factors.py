@@ -1,4 +1,4 @@
-"""The latent factors: a table of rows for each mode of the tensor, with a standard normal prior."""
+"""What an entity brings to its entries: its latent factors, with a standard normal prior, and, if wanted, a bias."""
 
 import math
 import operator
@@ -16,7 +16,10 @@ from gptf_gpytorch.errors import InputError
 from gptf_gpytorch.wording import option
 
 # Rows of normal numbers that draws of factors are made with: so many that entries of an entity seldom share one.
-_NOISE = 2**14
+NOISE = 2**14
+# What the row of an entry's draw is found with, here and in the compiled loops: a hash of its cell, and a stride.
+PRIMES = (2_654_435_761, 2_246_822_519, 3_266_489_917, 668_265_263)
+MULTIPLIER, STRIDE = 6_364_136_223_846_793_005, 2_971
 
 
 def _positive(name: str, values: Any, count: int | None = None) -> tuple[int, ...]:
@@ -34,10 +37,14 @@ def _positive(name: str, values: Any, count: int | None = None) -> tuple[int, ..
     return numbers
 
 
+def _halves(tables: Sequence[Tensor | None]) -> tuple[Sequence[Tensor | None], Sequence[Tensor | None]]:
+    return tables[: len(tables) // 2], tables[len(tables) // 2 :]
+
+
 @cache
 def _normal(dim: int) -> Tensor:
-    """Normal numbers `[_NOISE, D]`, the same everywhere."""
-    return torch.randn(_NOISE, dim, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    """Normal numbers `[NOISE, D]`, the same everywhere."""
+    return torch.randn(NOISE, dim, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 
 
 class LatentFactors(gpytorch.Module):  # type: ignore[misc]
@@ -50,8 +57,9 @@ class LatentFactors(gpytorch.Module):  # type: ignore[misc]
     :param rank: the number of factors of an entity: one for all modes, or one for each.
     :param scale: the standard deviation of the random start. Small is better than the prior's 1: see ``initialize``.
     :param draws: 0 makes the factors point estimates. Any other number gives every factor a posterior of its own,
-        :math:`N(u, \sigma^2)`, and the bound an average over so many draws of the factors for each entry. A draw is fixed: it
-        depends on the entry's cell and its number alone.
+        :math:`N(u, \sigma^2)`, and the bound an average over so many draws of the factors for each entry. A draw depends on
+        the entry's cell, its number and the evaluation's turn (:attr:`CollapsedELBO.turn`) alone.
+    :param biases: whether every entity also has a bias, which is added to f at its entries: see :meth:`offset`.
 
     Example:
         >>> factors = LatentFactors(shape=(4, 5, 6), rank=2)
@@ -67,6 +75,7 @@ class LatentFactors(gpytorch.Module):  # type: ignore[misc]
         *,
         scale: float = 0.1,
         draws: int = 0,
+        biases: bool = False,
         dtype: torch.dtype = torch.float64,
     ) -> None:
         super().__init__()
@@ -83,6 +92,11 @@ class LatentFactors(gpytorch.Module):  # type: ignore[misc]
         )
         self.log_deviations = torch.nn.ParameterList(
             torch.nn.Parameter(torch.full_like(table, math.log(scale))) for table in (self.weights if draws else ())
+        )
+        sizes = self.shape if biases else ()
+        self.biases = torch.nn.ParameterList(torch.nn.Parameter(torch.zeros(d, 1, dtype=dtype)) for d in sizes)
+        self.log_bias_deviations = torch.nn.ParameterList(
+            torch.nn.Parameter(torch.full((d, 1), math.log(scale), dtype=dtype)) for d in sizes
         )
 
     def __getitem__(self, mode: int) -> Tensor:
@@ -104,26 +118,85 @@ class LatentFactors(gpytorch.Module):  # type: ignore[misc]
 
     @property
     def tables(self) -> tuple[Tensor, ...]:
-        """What x is made of: the factors of each mode and, if there are draws, the logs of their deviations."""
-        return (*self.weights, *self.log_deviations)
+        """All of an entity: first what x is made of, the factors of each mode and, if there are draws, the logs of their
+        deviations; then biases and the logs of theirs.
+        """
+        return (*self.weights, *self.log_deviations, *self.biases, *self.log_bias_deviations)
+
+    def offset(self, indices: Tensor) -> tuple[Tensor, Tensor]:
+        r"""What biases add to f at indices `[n, K]`, its mean and its variance `[n]`.
+
+        A bias has the posterior :math:`N(b, \sigma^2)`, and that of f is independent of it. So the bound takes the mean as
+        part of f's prior mean and the variance as part of :math:`k(x_j, x_j)`: no draws are needed.
+        """
+        mean, variance = (
+            torch.stack([table[indices[:, mode].long(), 0] for mode, table in enumerate(tables)])
+            for tables in (self.biases, self.log_bias_deviations)
+        )
+        return mean.sum(0), (2.0 * variance).exp().sum(0)
+
+    def bias_distribution(self, indices: Tensor, *, prior: bool = False) -> gpytorch.distributions.MultivariateNormal:
+        """The sums of the biases of entries `[n, K]`: those of entries that share an entity go together."""
+        posterior = zip(self.biases, self.log_bias_deviations, self.bias_variances(), strict=True)
+        mean: Tensor | float = 0.0
+        covariance: Tensor | float = 0.0
+        for mode, (bias, log_deviation, variance) in enumerate(posterior):
+            rows = indices[:, mode].long()
+            mean = mean + (torch.zeros_like(bias) if prior else bias)[rows, 0]
+            own = variance.expand(len(rows)) if prior else (2.0 * log_deviation[rows, 0]).exp()
+            covariance = covariance + own * (rows[:, None] == rows)
+        return gpytorch.distributions.MultivariateNormal(mean, covariance)
+
+    def scatter_offset_(
+        self, gradients: Sequence[Tensor | None], indices: Tensor, d_mean: Tensor, d_variance: Tensor
+    ) -> None:
+        """Add the gradient of ``offset`` to gradients shaped like the tables, or None."""
+        for mode, (bias, log_deviation) in enumerate(zip(*_halves(gradients[-2 * len(self) :]), strict=True)):
+            rows = indices[:, mode].long()
+            if bias is not None:
+                bias.index_add_(0, rows, d_mean[:, None])
+            if log_deviation is not None:
+                twice = 2.0 * (2.0 * self.log_bias_deviations[mode].detach()[rows]).exp()
+                log_deviation.index_add_(0, rows, d_variance[:, None] * twice)
 
     def draw(self, indices: Tensor, noise: Tensor) -> Tensor:
         """Draws of x `[n, D]` from the posterior of the factors at indices `[n, K]`."""
-        drawn: Tensor = self(indices) + noise * self._deviations(indices)
+        drawn: Tensor = self(indices) + noise[:, : self.dim] * self._deviations(indices)
         return drawn
 
-    def noise(self, indices: Tensor, draws: range) -> Tensor:
-        """Normal numbers `[n len(draws), D]`, an entry's draws one after the other; every other one is the last, negated."""
-        primes = indices.new_tensor([2_654_435_761, 2_246_822_519, 3_266_489_917, 668_265_263], dtype=torch.long)
-        mixed = (indices.long() + 1) * primes[torch.arange(indices.size(-1)) % 4]
-        code = torch.zeros_like(mixed[:, 0])
+    def noise(self, indices: Tensor, draws: range, turn: int = 0) -> Tensor:
+        """Normal numbers `[n len(draws), D]`, an entry's draws one after the other; every other one is the last, negated.
+
+        With biases there is one more column, theirs.
+
+        :param turn: another number gives other draws.
+        """
+        return self._noise(indices, draws, turn, self.normal_numbers)
+
+    def bias_noise(self, indices: Tensor, draws: range, turn: int = 0) -> Tensor:
+        """The last column of :meth:`noise`, `[n len(draws)]`."""
+        return self._noise(indices, draws, turn, self.normal_numbers[:, -1:])[:, 0]
+
+    @property
+    def normal_numbers(self) -> Tensor:
+        """The table that draws are made with."""
+        return _normal(self.dim + bool(self.biases)).to(self[0])
+
+    @staticmethod
+    def first_code(turn: int) -> int:
+        """Where the hash of a cell begins in a turn."""
+        return turn * 1_442_695_040_888_963_407 % 2**63
+
+    def _noise(self, indices: Tensor, draws: range, turn: int, table: Tensor) -> Tensor:
+        primes = indices.new_tensor(PRIMES, dtype=torch.long)
+        mixed = (indices.long() + 1) * primes[torch.arange(indices.size(-1)) % len(PRIMES)]
+        code = torch.full_like(mixed[:, 0], self.first_code(turn))
         for column in mixed.unbind(-1):
-            code = (code ^ column) * 6_364_136_223_846_793_005  # wraps around
+            code = (code ^ column) * MULTIPLIER  # wraps around
         numbers = torch.arange(draws.start, draws.stop, device=indices.device)
-        places = (code[:, None] >> 40) + (numbers // 2) * 2_971
+        places = (code[:, None] >> 40) + (numbers // 2) * STRIDE
         signs = 1 - 2 * (numbers % 2)
-        table = _normal(self.dim).to(self[0])
-        return (table[places % _NOISE] * signs[:, None]).flatten(0, 1)
+        return (table[places % NOISE] * signs[:, None]).flatten(0, 1)
 
     def scatter_(
         self, gradients: Sequence[Tensor | None], indices: Tensor, dx: Tensor, noise: Tensor | None = None
@@ -134,8 +207,8 @@ class LatentFactors(gpytorch.Module):  # type: ignore[misc]
         """
         parts = list(dx.split(self.ranks, dim=-1))
         if noise is not None:
-            parts += (dx * noise * self._deviations(indices).detach()).split(self.ranks, dim=-1)
-        for place, (gradient, part) in enumerate(zip(gradients, parts, strict=True)):
+            parts += (dx * noise[:, : self.dim] * self._deviations(indices).detach()).split(self.ranks, dim=-1)
+        for place, (gradient, part) in enumerate(zip(gradients, parts, strict=False)):  # those of biases come after
             if gradient is not None:
                 gradient.index_add_(0, indices[:, place % len(self)].long(), part)
 
@@ -143,11 +216,19 @@ class LatentFactors(gpytorch.Module):  # type: ignore[misc]
         r"""The log of the standard normal prior without its constant, :math:`-\frac12 \sum_k \|U^{(k)}\|_F^2`.
 
         With draws, minus the Kullback-Leibler divergence of the posterior of the factors from it,
-        :math:`\frac12 \sum (1 + 2 \log \sigma - \sigma^2 - u^2)`.
+        :math:`\frac12 \sum (1 + 2 \log \sigma - \sigma^2 - u^2)`. Biases of a mode have the prior :math:`N(0, s^2)`, and s is
+        where that divergence is smallest, :math:`s^2 = \mathrm{mean}(b^2 + \sigma^2)`.
         """
         terms = [-0.5 * table.square().sum() for table in self.weights]
         terms += [(0.5 + log - 0.5 * (2.0 * log).exp()).sum() for log in self.log_deviations]
+        pairs = zip(self.bias_variances(), self.log_bias_deviations, strict=True)
+        terms += [(log - 0.5 * square.log()).sum() for square, log in pairs]
         return torch.stack(terms).sum()
+
+    def bias_variances(self) -> list[Tensor]:
+        """Of each mode, the variance s^2 `[]` of its biases' prior; none where there are no biases."""
+        pairs = zip(self.biases, self.log_bias_deviations, strict=True)
+        return [(bias.square() + (2.0 * log).exp()).mean() for bias, log in pairs]
 
     def _deviations(self, indices: Tensor) -> Tensor:
         """Sigma `[n, D]`."""

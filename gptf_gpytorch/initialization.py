@@ -68,8 +68,8 @@ def initialize(
                 if table.requires_grad:
                     table.copy_(scale * torch.randn(table.shape, generator=generator, dtype=table.dtype))
         communicator = mll.communicator
-        if factors is not None and factors.draws:
-            _set_deviations(factors, inputs, communicator, scale)
+        if factors is not None and (factors.draws or factors.biases):
+            _set_posteriors(factors, inputs, communicator, scale)
         counts = torch.zeros(communicator.size, dtype=torch.int64)
         counts[communicator.rank] = len(shard)
         counts = communicator.sum(counts)
@@ -85,14 +85,19 @@ def initialize(
         _set_scales(mll, shard)
 
 
-def _set_deviations(factors: LatentFactors, indices: Tensor, communicator: Communicator, scale: float) -> None:
-    """The start of the factors' posterior; an entity that no worker has an entry of gets its prior."""
-    counts = [torch.bincount(column.long(), minlength=d) for column, d in zip(indices.T, factors.shape, strict=True)]
-    missing = (communicator.sum(torch.cat(counts)) == 0).split(factors.shape)
-    for mean, log_deviation, rows in zip(factors.weights, factors.log_deviations, missing, strict=True):
+def _set_posteriors(factors: LatentFactors, indices: Tensor, communicator: Communicator, scale: float) -> None:
+    """The start of the posterior of factors and biases; an entity that no worker has an entry of gets its prior."""
+    mine = [torch.bincount(column.long(), minlength=d) for column, d in zip(indices.T, factors.shape, strict=True)]
+    counts = communicator.sum(torch.cat(mine)).split(factors.shape)
+    for mean, log_deviation, count in zip(factors.weights, factors.log_deviations, counts, strict=False):
         if mean.requires_grad and log_deviation.requires_grad:
             log_deviation.fill_(math.log(scale))
-            log_deviation[rows], mean[rows] = 0.0, 0.0
+            log_deviation[count == 0], mean[count == 0] = 0.0, 0.0
+    for bias, log_deviation, count in zip(factors.biases, factors.log_bias_deviations, counts, strict=False):
+        if bias.requires_grad and log_deviation.requires_grad:
+            bias.zero_()
+            # What it is for noise of variance 1 and a prior of variance 1/4.
+            log_deviation.copy_(-0.5 * (4.0 + count[:, None]).to(bias).log())
 
 
 def _sample(inputs: Tensor, counts: Tensor, communicator: Communicator, seed: int) -> Tensor:

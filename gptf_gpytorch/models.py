@@ -36,6 +36,7 @@ class GPTF(KernelPrior, gpytorch.models.ApproximateGP):  # type: ignore[misc]
     :param mean: any GPyTorch mean; zero by default, as in the paper.
     :param draws: 0 makes the factors point estimates, as in the paper; with any other number they have a posterior, see
         :class:`LatentFactors`, over which :func:`marginals` averages, and ``model.eval()(indices)`` is at its mean.
+    :param biases: whether every entity also has a bias with a normal posterior, which is added to f at its entries.
     :param jitter_val: added to the diagonal of K_BB.
     :param dtype: the precision of everything; double by default, because single is not enough for the bound.
 
@@ -56,11 +57,12 @@ class GPTF(KernelPrior, gpytorch.models.ApproximateGP):  # type: ignore[misc]
         mean: gpytorch.means.Mean | None = None,
         *,
         draws: int = 0,
+        biases: bool = False,
         jitter_val: float | None = None,
         dtype: torch.dtype = torch.float64,
     ) -> None:
         num_inducing = positive_integer("num_inducing", num_inducing)
-        factors = LatentFactors(shape, rank, draws=draws, dtype=dtype)
+        factors = LatentFactors(shape, rank, draws=draws, biases=biases, dtype=dtype)
         # Until data says better (see `initialize`): the inputs of random entries, so that B starts where the inputs
         # are.
         rows = torch.stack([torch.randint(d, (num_inducing,)) for d in factors.shape], dim=-1)
@@ -96,7 +98,14 @@ class GPTF(KernelPrior, gpytorch.models.ApproximateGP):  # type: ignore[misc]
         indices = self.factors.check(indices)
         if self.training and not prior and isinstance(self.variational_strategy, CollapsedVariationalStrategy):
             return self.variational_strategy.defer(indices, self.factors)
-        return super().__call__(self.factors(indices), prior=prior, **kwargs)
+        f = super().__call__(self.factors(indices), prior=prior, **kwargs)
+        return f + self.factors.bias_distribution(indices, prior=prior) if self.factors.biases else f
+
+    def get_fantasy_model(self, inputs: Tensor, targets: Tensor, **kwargs: Any) -> gpytorch.models.ExactGP:
+        """See :meth:`gpytorch.models.ApproximateGP.get_fantasy_model`; the inputs are concatenated factors."""
+        if self.factors.biases:
+            raise InputError("A fantasy model is of a function of factors alone. Got a model with biases.")
+        return super().get_fantasy_model(inputs, targets, **kwargs)
 
     def relevance(self) -> Tensor:
         """How much each mode moves the function, as shares that add up to 1, `[K]`; 0 where nothing varies."""

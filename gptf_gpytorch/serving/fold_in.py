@@ -33,7 +33,7 @@ def fold_in(fitted: FittedModel, entries: TensorEntries) -> FittedModel:
     they are. Nothing is random: L-BFGS starts at 0 and at the mean of a mode's factors, and for each group of new
     entities that share entries the better result is kept. An entity with nothing to learn from has factors 0. Where factors
     have a posterior, those of the new entities maximise their part of the bound: the sum is a mean over draws of all factors,
-    and minus the divergence from the prior stands in place of the squares.
+    and minus the divergence from the prior stands in place of the squares. Biases, where there are such, come with theirs.
 
     The model that is passed in is not changed. Entries of known entities alone change nothing.
 
@@ -103,8 +103,11 @@ class _NewRows:
 
     def __init__(self, fitted: FittedModel, indices: Tensor, entries: TensorEntries, shape: Sequence[int]) -> None:
         self.fitted, factors = fitted, fitted.model.factors
-        # A row holds the factors and, if they have a posterior, the logs of their deviations.
-        self.tables = [torch.cat(parts, dim=1).detach() for parts in _by_mode(factors.tables, len(factors))]
+        # A row holds the factors and, if they have a posterior, the logs of their deviations; then a bias and the log of its.
+        parts = _by_mode(factors.tables, len(factors))
+        self.tables = [torch.cat(part, dim=1).detach() for part in parts]
+        self.widths = [[table.size(1) for table in part] for part in parts]
+        self.bias_variances = [variance.detach() for variance in factors.bias_variances()]
         known = torch.tensor(fitted.shape)
         some = (indices >= known).any(dim=1)
         draws = range(factors.draws)
@@ -159,15 +162,16 @@ class _NewRows:
                 new = column >= size
                 part = torch.where(new[:, None], rows[mode][(column - size).clamp(min=0)], part)
             parts.append(part)
-        if self.noise is None:
-            x = torch.cat(parts, dim=-1)
-        else:
-            u, log_sigma = (torch.cat(halves, dim=-1) for halves in zip(*(p.chunk(2, -1) for p in parts), strict=True))
-            x = u + self.noise[entries] * log_sigma.exp()
+        by_mode = [part.split(widths, -1) for part, widths in zip(parts, self.widths, strict=True)]
+        x, *others = (torch.cat(part, dim=-1) for part in zip(*by_mode, strict=True))
+        if self.noise is not None:
+            x = x + self.noise[entries, : x.size(-1)] * others[0].exp()
         K = self.kernel(self.points, x).to_dense()  # [p, n]
         W = torch.linalg.solve_triangular(self.L, K, upper=False)
         mean = self.prior_mean(x) + self.mean @ W
         variance = self.kernel(x, diag=True) - W.square().sum(0) + (self.chol.mT @ W).square().sum(0)
+        if self.bias_variances:
+            mean, variance = mean + others[-2].sum(-1), variance + (2.0 * others[-1]).exp().sum(-1)
         q = gpytorch.distributions.MultivariateNormal(mean, DiagLinearOperator(variance.clamp(min=1e-12)))
         expected: Tensor = self.likelihood.expected_log_prob(values, q)
         return expected
@@ -182,17 +186,23 @@ class _NewRows:
             if backward:
                 (-terms.sum()).backward()
             total.index_add_(0, group[part], terms.detach())
-        prior = torch.cat([self._prior(table) for table in rows])
+        prior = torch.cat([self._prior(mode, table) for mode, table in enumerate(rows)])
         if backward:
             (-prior.sum()).backward()
         return total.index_add_(0, self.groups, prior.detach())
 
-    def _prior(self, rows: Tensor) -> Tensor:
+    def _prior(self, mode: int, rows: Tensor) -> Tensor:
         """The log of the prior of rows without its constant, or minus the divergence from it; `[n]`."""
-        if self.noise is None:
-            return -0.5 * rows.square().sum(dim=1)
-        u, log_sigma = rows.chunk(2, dim=1)
-        return (0.5 + log_sigma - 0.5 * (2.0 * log_sigma).exp() - 0.5 * u.square()).sum(dim=1)
+        u, *others = rows.split(self.widths[mode], dim=1)
+        found: Tensor = -0.5 * u.square()
+        if self.noise is not None:
+            found = found + 0.5 + others[0] - 0.5 * (2.0 * others[0]).exp()
+        found = found.sum(dim=1)
+        if self.bias_variances:
+            bias, log, variance = others[-2][:, 0], others[-1][:, 0], self.bias_variances[mode]
+            square = (bias.square() + (2.0 * log).exp()) / variance
+            found = found + 0.5 + log - 0.5 * variance.log() - 0.5 * square
+        return found
 
     # Starts and their best
 
@@ -223,14 +233,17 @@ class _NewRows:
         return [table.detach() for table in rows]
 
     def _zeros(self) -> list[Tensor]:
-        return [table.new_zeros(n, table.size(1)) for n, table in zip(self.counts, self.tables, strict=True)]
+        rows = [table.new_zeros(n, table.size(1)) for n, table in zip(self.counts, self.tables, strict=True)]
+        for table, variance in zip(rows, self.bias_variances, strict=False):
+            table[:, -1] = 0.5 * variance.log()  # the prior, as the deviation 1 of factors is
+        return rows
 
     def _means(self) -> list[Tensor]:
         return [table.mean(0).expand(n, -1).clone() for n, table in zip(self.counts, self.tables, strict=True)]
 
 
 def _by_mode(tables: tuple[Tensor, ...], modes: int) -> list[tuple[Tensor, ...]]:
-    """Of each mode, its factors and, where there are such, the logs of their deviations."""
+    """Of each mode, its tables in their order."""
     return [tables[mode::modes] for mode in range(modes)]
 
 
@@ -240,12 +253,10 @@ def _with_rows(
     """A model of its own with the rows behind the known ones."""
     mll = build(fitted.config, shape, fitted.mll.num_data)
     state = fitted.mll.state_dict()
-    for mode, new in enumerate(rows):
-        for part, columns in zip(
-            ("weights", "log_deviations"), new.split(fitted.model.factors.ranks[mode], 1), strict=False
-        ):
-            name = f"model.factors.{part}.{mode}"
-            state[name] = torch.cat([state[name], columns])
+    places = {id(table): f"model.{name}" for name, table in fitted.model.named_parameters()}
+    for tables, new in zip(_by_mode(fitted.model.factors.tables, len(shape)), rows, strict=True):
+        for table, columns in zip(tables, new.split([table.size(1) for table in tables], 1), strict=True):
+            state[places[id(table)]] = torch.cat([table.detach(), columns])
     mll.load_state_dict(state)
     # q(v) belongs to the factors of the entries that it was computed from, and these have not changed.
     mll.strategy.stamp.fill_(mll.strategy.checksum() if fitted.mll.strategy.stamp else 0)

@@ -50,8 +50,9 @@ def predict(
     probability :math:`\Phi(f)` is :math:`[\Phi(m - z \sqrt v), \Phi(m + z \sqrt v)]`.
 
     An entry with an entity that the model does not know (row -1, see ``unseen="prior"``) gets the prior of f: the value
-    of the mean function, and the kernel's variance. That is f's marginal for factors of any value; what is known of
-    the entry's other entities is left out. To use it, fold the entity in: :func:`gptf_gpytorch.serving.fold_in.fold_in`.
+    of the mean function, and the variance of the kernel and of biases. That is f's marginal for factors of any value; what
+    is known of the entry's other entities is left out. To use it, fold the entity in:
+    :func:`gptf_gpytorch.serving.fold_in.fold_in`.
 
     :param fitted: the model.
     :param entries: entries that were read with the model's vocabularies, or indices `[n, K]`.
@@ -96,8 +97,10 @@ def latent(fitted: FittedModel, indices: Tensor, chunk_size: int = 3000) -> Marg
         return Marginals(q.mean, q.variance.clamp(min=0.0))
     q = marginals(fitted.model, indices[known], chunk_size=chunk_size)
     with torch.no_grad():
-        prior = fitted.model.forward(q.mean.new_zeros(1, fitted.model.factors.dim))
-        mean, variance = (moment.expand(len(indices)).clone() for moment in (prior.mean, prior.variance))
+        factors = fitted.model.factors
+        prior = fitted.model.forward(q.mean.new_zeros(1, factors.dim))
+        spread = prior.variance + sum(factors.bias_variances())
+        mean, variance = (moment.expand(len(indices)).clone() for moment in (prior.mean, spread))
         mean[known], variance[known] = q.mean, q.variance.clamp(min=0.0)
     return Marginals(mean, variance)
 

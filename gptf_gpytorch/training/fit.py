@@ -159,7 +159,8 @@ class _Run:
             objective = BoundObjective(mll, mine.indices, scaling.scaled(mine.values), mine.weights)
             looked_at = None if held_out is None else held_out.shard(communicator.rank, communicator.size)
             score = None if looked_at is None else partial(self._score, mll, looked_at, scaling)
-        optimizer = optimizers.make(config.optimizer, config.learning_rate)
+        fall = config.max_iterations if config.stochastic else None
+        optimizer = optimizers.make(config.optimizer, config.learning_rate, fall)
         # From here on a signal is answered between two evaluations, and at the end by finishing what is nearly done.
         with self.stop.listening():
             resumed = self.store.restore(mll, optimizer)
@@ -258,10 +259,12 @@ class _Run:
         """The start, or the best of several after a few steps each.
 
         Factors with a posterior take these steps with small deviations: free from the start, all of them may end as noise.
+        Where every step draws anew that was not seen, and slower steps are no help.
         """
         config, data, began = self.config, (objective.indices, objective.values), time.monotonic()
         start: dict[str, Any] = {"seed": config.seed, "scale": config.scale, "weights": objective.weights}
-        if config.restarts == 1 and not config.draws:
+        hold = config.draws > 0 and not config.stochastic
+        if config.restarts == 1 and not hold:
             initialize(mll, *data, **start)
             return Progress(objective(objective.vector()))
         steps = min(_SCREENING, config.max_iterations)
@@ -269,7 +272,7 @@ class _Run:
 
         def train(mll: CollapsedELBO) -> None:
             optimizer.reset()
-            mll.model.factors.log_deviations.requires_grad_(False)
+            mll.model.factors.log_deviations.requires_grad_(not hold)
             few = BoundObjective(mll, *data, objective.weights)
             progress = Progress(few(few.vector()), seconds=time.monotonic() - began)
             Loop(few, optimizer, short, progress, tracker=Tracker(), stop=self.stop).run()

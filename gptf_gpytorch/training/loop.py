@@ -70,7 +70,7 @@ class Loop:
         self.commit(self.progress)
         if self.progress.history.steps:
             reason = self._criterion()  # a run that was finished, and is resumed, takes no further step
-        elif self.progress.best is None:
+        elif self.progress.best is None and self._comparable:
             watched = self.held_out if self.config.patience else None
             self._keep_best(-self.progress.point.value if watched is None else watched())
         while reason is None:
@@ -95,6 +95,8 @@ class Loop:
             return False
         progress, memory, failures = self.progress, copy.copy(self.optimizer.__dict__), self.objective.failures
         jitter = self._jitter
+        if self.config.stochastic:
+            self.objective.turn = progress.iteration + 1
         try:
             with warnings.catch_warnings(), self._communicator.asking(self._wish):
                 warnings.simplefilter("ignore", JitterWarning)  # said once, below
@@ -174,7 +176,8 @@ class Loop:
         )
         progress.history.steps.append(record)
         self.tracker.step(record.to_dict())
-        self._keep_best(record.score(self.config.patience))
+        if self._comparable:
+            self._keep_best(record.score(self.config.patience))
 
     def _keep_best(self, score: float) -> None:
         """Remember this state if it is better than all before; the start is one of them."""
@@ -190,7 +193,7 @@ class Loop:
             return f"{config.max_iterations} steps were taken"
         if float(progress.point.gradient.abs().max()) <= config.gradient_tolerance:
             return "the gradient is within its tolerance"
-        bounds = [step.bound for step in progress.history.steps[-_WINDOW - 1 :]]
+        bounds = [] if config.stochastic else [step.bound for step in progress.history.steps[-_WINDOW - 1 :]]
         if len(bounds) > _WINDOW and abs(bounds[-1] - bounds[0]) <= config.tolerance * abs(bounds[0]):
             return f"the bound grew by less than {config.tolerance:g} of itself in {_WINDOW} steps"
         watched = config.patience and self.held_out is not None
@@ -209,6 +212,11 @@ class Loop:
             raise WorkersChangedError(f"Worker {asked.worker} was asked to leave.")
         whose = f" to worker {asked.worker}" if self._communicator.size > 1 else ""
         raise InterruptedRunError(f"Stopped by a signal{whose} after step {self.progress.iteration}.", asked.wish)
+
+    @property
+    def _comparable(self) -> bool:
+        """Whether a state can be told to be better than another one: bounds over other draws differ by chance."""
+        return not self.config.stochastic or (self.config.patience > 0 and self.held_out is not None)
 
     @property
     def _jitter(self) -> float:

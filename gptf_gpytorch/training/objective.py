@@ -49,6 +49,8 @@ class BoundObjective:
         self.mll, self.indices, self.values, self.weights = mll, indices, values, weights
         self.parameters = [parameter for parameter in mll.parameters() if parameter.requires_grad]
         self.evaluations = self.failures = 0
+        #: Which draws of factors the next evaluation takes, see :attr:`CollapsedELBO.turn`.
+        self.turn = 0
         #: Where the bound was evaluated last.
         self.last = self.vector()
 
@@ -67,6 +69,7 @@ class BoundObjective:
         self.assign(x)
         self.last = x.clone()
         self.evaluations += 1
+        self.mll.turn = self.turn
         for parameter in self.parameters:
             parameter.grad = None
         try:

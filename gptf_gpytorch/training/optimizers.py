@@ -17,6 +17,8 @@ from gptf_gpytorch.errors import InputError, NumericalError
 
 OPTIMIZERS = ("lbfgs", "gd", "adam")
 _ARMIJO, _CURVATURE = 1e-4, 0.9
+# The share of its learning rate that Adam ends with where it falls.
+_LAST = 0.02
 
 
 class Point(NamedTuple):
@@ -148,10 +150,11 @@ class Adam(Optimizer):
     """Adam; it does not ask whether the objective went down.
 
     :param learning_rate: the length of a step.
+    :param fall: steps along which the length falls to a fiftieth, as half a cosine; None keeps it.
     """
 
-    def __init__(self, learning_rate: float = 0.03) -> None:
-        self.learning_rate = learning_rate
+    def __init__(self, learning_rate: float = 0.03, fall: int | None = None) -> None:
+        self.learning_rate, self.fall = learning_rate, fall
         self._first = self._second = torch.zeros(())
         self._count = 0
 
@@ -161,7 +164,13 @@ class Adam(Optimizer):
         self._first = 0.9 * self._first.to(point.gradient) + 0.1 * point.gradient
         self._second = 0.999 * self._second.to(point.gradient) + 0.001 * point.gradient.square()
         mean, square = self._first / (1 - 0.9**self._count), self._second / (1 - 0.999**self._count)
-        return objective(point.x - self.learning_rate * mean / (square.sqrt() + 1e-8))
+        return objective(point.x - self._length() * mean / (square.sqrt() + 1e-8))
+
+    def _length(self) -> float:
+        if self.fall is None:
+            return self.learning_rate
+        share = min(1.0, (self._count - 1) / max(1, self.fall))
+        return self.learning_rate * (_LAST + (1.0 - _LAST) * 0.5 * (1.0 + math.cos(math.pi * share)))
 
     def state(self) -> dict[str, Tensor]:
         """See :meth:`Optimizer.state`."""
@@ -175,14 +184,17 @@ class Adam(Optimizer):
         self._count = int(state.get("count", 0))
 
 
-def make(name: str, learning_rate: float) -> Optimizer:
-    """The optimiser of that name."""
+def make(name: str, learning_rate: float, fall: int | None = None) -> Optimizer:
+    """The optimiser of that name.
+
+    :param fall: see :class:`Adam`.
+    """
     if name == "lbfgs":
         return LBFGS()
     if name == "gd":
         return GradientDescent()
     if name == "adam":
-        return Adam(learning_rate)
+        return Adam(learning_rate, fall)
     raise InputError(f"optimizer must be one of {', '.join(OPTIMIZERS)}. Got {name!r}.")
 
 

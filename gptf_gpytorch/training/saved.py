@@ -37,6 +37,7 @@ def build(
             kernel=config.make_kernel(ranks),
             mean=config.make_mean(),
             draws=config.draws,
+            biases=config.biases,
         )
         likelihood = ProbitLikelihood() if config.likelihood == "probit" else gpytorch.likelihoods.GaussianLikelihood()
         return CollapsedELBO(likelihood, model, num_data, communicator, chunk_size=config.chunk_size)

@@ -16,7 +16,7 @@ from gptf_gpytorch.variational import loops
 from gptf_gpytorch.variational.statistics import EntryChunk
 from gptf_gpytorch.variational.workspace import ProbitSums, Pulled, Workspace
 
-_NO_WEIGHTS = np.empty(0)
+_NOTHING = np.empty(0)
 
 
 class CompiledWorkspace(Workspace):
@@ -35,8 +35,8 @@ class CompiledWorkspace(Workspace):
         return f"{super().path}, compiled"
 
     def runs(self, chunks: Sequence[EntryChunk]) -> Sequence[EntryChunk]:
-        """All of them at once, unless x has to be made first, of plain inputs or draws."""
-        if not chunks or not chunks[0].shard.gathers_rows:
+        """All of them at once, unless x has to be made first, of plain inputs."""
+        if not chunks or chunks[0].shard.factors is None:
             return chunks
         return [EntryChunk(chunks[0].shard, slice(chunks[0].rows.start, chunks[-1].rows.stop))]
 
@@ -56,6 +56,7 @@ class CompiledWorkspace(Workspace):
             self.L_inv.numpy(),
             eta.numpy().reshape(1, -1),
             self.mean,
+            _NOTHING if run.offset is None else run.offset[0].numpy(),
             curved,
             indices,
             run.y.contiguous().numpy(),
@@ -75,12 +76,12 @@ class CompiledWorkspace(Workspace):
         row: Tensor,
         tables: Sequence[Tensor | None],
         *,
-        sum_kernel: bool,
+        along: bool,
     ) -> Pulled:
         """See :meth:`Workspace.back`."""
         constants, indices = self._entries(run)
         flat = np.zeros(constants[0].size if any(table is not None for table in tables) else 0)
-        to_b, dx_x, k = np.zeros((self.p, self.columns)), np.zeros(self.D), np.zeros(self.p if sum_kernel else 0)
+        to_b, dx_x, product = np.zeros((self.p, self.columns)), np.zeros(self.D), np.empty(len(indices) if along else 0)
         total = loops.back(
             constants,
             self.L_inv.numpy(),
@@ -94,14 +95,14 @@ class CompiledWorkspace(Workspace):
             self._block,
             to_b,
             dx_x,
-            k,
+            product,
             flat,
         )
         if flat.size:
             self._add(torch.from_numpy(flat), run, tables)
         scale = total if self._twice_nu else to_b[:, self.D].sum()
         found = (torch.from_numpy(to_b), torch.from_numpy(dx_x), self.L_inv.new_tensor(scale))
-        return Pulled(*found, torch.from_numpy(k) if sum_kernel else None)
+        return Pulled(*found, torch.from_numpy(product) if along else None)
 
     def project(self, run: EntryChunk, lam: Tensor, T: Tensor) -> tuple[Tensor, Tensor]:
         """See :meth:`Workspace.project`."""
@@ -112,41 +113,55 @@ class CompiledWorkspace(Workspace):
 
     def _entries(self, run: EntryChunk) -> tuple[tuple[Any, ...], Any]:
         """The tables with what else the kernel is made of, and the rows of the tables that each entry has."""
-        if run.shard.factors is None or not run.shard.gathers_rows:  # its own rows, one after the other
+        shard, draws, numbers = run.shard, np.empty(0, dtype=np.int64), np.empty((0, 0))
+        if shard.factors is None:  # its own rows, one after the other
             flat = (run.gather() / self.lengthscale - self.centre).reshape(-1).numpy()
             tables = flat, np.array([self.D]), np.array([0])
             indices = np.arange(run.rows.stop - run.rows.start)[:, None]
         else:
-            tables, indices = self._scaled(run.shard.factors), run.indices.numpy()
+            tables, indices = self._scaled(shard.factors), run.indices.numpy()
             if indices.dtype not in (np.int32, np.int64) or not indices.flags.c_contiguous:
                 indices = np.ascontiguousarray(indices, dtype=np.int64)
-        return (*tables, self.B_aug.numpy(), self._twice_nu, self.outputscale), indices
+            if shard.draws:
+                draws = np.array([shard.factors.first_code(shard.turn), shard.draws.start, shard.copies])
+                numbers = shard.factors.normal_numbers.numpy()
+        return (*tables, self.B_aug.numpy(), self._twice_nu, self.outputscale, draws, numbers), indices
 
     def _scaled(self, factors: LatentFactors) -> tuple[Any, Any, Any]:
-        """The tables, scaled and centred once for all entries, with their ranks and where each starts."""
+        """The tables, scaled and centred once for all entries, with their ranks and where each starts.
+
+        Where there are draws, the deviations of all factors stand behind all factors.
+        """
         if self._tables is None:
             ranks, flat = list(factors.ranks), []
             parts = zip(factors.weights, self.lengthscale.split(ranks), self.centre.split(ranks), strict=True)
             for table, lengthscale, centre in parts:
                 flat.append((table.detach() / lengthscale - centre).reshape(-1))
             starts = np.cumsum([0, *(part.numel() for part in flat)])[:-1]
+            for log, lengthscale in zip(factors.log_deviations, self.lengthscale.split(ranks), strict=False):
+                flat.append((log.detach().exp() / lengthscale).reshape(-1))
             self._tables = torch.cat(flat).numpy(), np.array(ranks), starts
         return self._tables
 
     def _add(self, flat: Tensor, run: EntryChunk, tables: Sequence[Tensor | None]) -> None:
         """Add the gradient of scaled rows to that of the tables they came from."""
-        if run.shard.factors is None or not run.shard.gathers_rows:
+        factors = run.shard.factors
+        if factors is None:
             run.scatter_(tables, flat.view(-1, self.D) / self.lengthscale)
             return
-        ranks = list(run.shard.factors.ranks)
-        parts = flat.split([table.numel() for table in run.shard.factors.weights])
-        for table, part, lengthscale in zip(tables, parts, self.lengthscale.split(ranks), strict=True):
+        # That of the logs of deviations is in no units.
+        scales = [
+            *self.lengthscale.split(list(factors.ranks)),
+            *(self.lengthscale.new_ones(1) for _ in factors.log_deviations),
+        ]
+        parts = flat.split([table.numel() for table in (*factors.weights, *factors.log_deviations)])
+        for table, part, scale in zip(tables, parts, scales, strict=False):  # those of biases come after
             if table is not None:
-                table.addcdiv_(part.view(table.shape), lengthscale)
+                table.addcdiv_(part.view(table.shape), scale)
 
 
 def _weights(run: EntryChunk) -> Any:
-    return _NO_WEIGHTS if run.weights is None else run.weights.contiguous().numpy()
+    return _NOTHING if run.weights is None else run.weights.contiguous().numpy()
 
 
 def _mirrored(upper: Any) -> Tensor:

@@ -116,6 +116,8 @@ class CollapsedELBO(gpytorch.mlls.MarginalLogLikelihood):  # type: ignore[misc]
         self.communicator = SingleProcess() if communicator is None else communicator
         self.chunk_size = chunk_size
         self.lambda_solver, self.lambda_tolerance, self.lambda_passes = lambda_solver, lambda_tolerance, lambda_passes
+        #: Which draws of factors an evaluation takes, where they have a posterior: another number gives others.
+        self.turn = 0
         #: The named terms of the last bound, not divided by ``num_data``.
         self.terms: dict[str, Tensor] = {}
         #: How the last lambda was found; None for the Gaussian bound.
@@ -193,7 +195,7 @@ class CollapsedELBO(gpytorch.mlls.MarginalLogLikelihood):  # type: ignore[misc]
 
     def _shard(self, inputs: Tensor, y: Tensor, v: Tensor | None, factors: LatentFactors | None) -> EntryShard:
         points, draws = self.strategy.inducing_points, range(0 if factors is None else factors.draws)
-        return EntryShard(inputs, y, v, factors, self.chunk_size, points.device, points.dtype, draws)
+        return EntryShard(inputs, y, v, factors, self.chunk_size, points.device, points.dtype, draws, self.turn)
 
     def _nothing(self) -> tuple[EntryShard, torch.Size]:
         """No entries, and the batch shape of the model."""

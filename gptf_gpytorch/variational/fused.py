@@ -18,6 +18,7 @@ well-conditioned K_BB.
 
 from collections.abc import Callable, Sequence
 
+import torch
 from torch import Tensor
 
 from gptf_gpytorch.variational.statistics import (
@@ -57,6 +58,13 @@ class FusedMap:
     def _zeros(self, *shape: int) -> Tensor:
         return self.space.L_inv.new_zeros(shape)
 
+    def _variance(self, piece: EntryChunk, weight: Tensor) -> Tensor:
+        """A piece's share of a3."""
+        kernel, v = self.space.outputscale * weight, piece.weights
+        if piece.offset is None:
+            return kernel
+        return kernel + (piece.offset[1] if v is None else v * piece.offset[1]).sum()
+
     def _pull(
         self,
         chunks: Sequence[EntryChunk],
@@ -65,14 +73,15 @@ class FusedMap:
         row: Callable[[EntryChunk], Tensor],
         trace: float,
         tables: Sequence[Tensor | None],
-        mean: Callable[[Tensor, Tensor | None, Tensor | None], Tensor],
+        mean: Callable[[Tensor, Tensor | None], Tensor],
         *,
-        sum_kernel: bool,
+        through_w: bool,
     ) -> list[Tensor | None]:
         """The way back, given that the gradient of w is v * ((G + G') w + g row').
 
         :param trace: the gradient of a3.
-        :param mean: a piece's share of the gradient of the constant mean, from its row, its weights and its sum of v k.
+        :param mean: the gradient of an entry's mean, but for its weight: from the row and, if asked for, g' w.
+        :param through_w: whether it asks for g' w.
         """
         space, D, L_inv = self.space, self.space.D, self.space.L_inv
         left, column = G + G.T, L_inv.T @ g
@@ -82,14 +91,18 @@ class FusedMap:
         d_scale, d_mean, weight = self._zeros(), self._zeros(), 0.0
         has_mean = space.prior.mean is not None
         for piece in space.runs(chunks):
-            rows, v = row(piece), piece.weights
-            found = space.back(piece, left, column, rows, tables, sum_kernel=sum_kernel and has_mean)
+            rows, v, offset = row(piece), piece.weights, piece.offset
+            wants_mean = has_mean or offset is not None
+            found = space.back(piece, left, column, rows, tables, along=through_w and wants_mean)
             db += found.to_b[:, :D] - found.to_b[:, D : D + 1] * space.b  # scaled
             d_lengthscale -= found.dx_x
             d_scale += found.d_scale
             weight += float(rows.numel()) if v is None else float(v.sum())
-            if has_mean:
-                d_mean += mean(rows, v, found.k)
+            if wants_mean:
+                d_mu = mean(rows, found.along) if v is None else v * mean(rows, found.along)
+                d_mean += d_mu.sum()
+                if offset is not None:
+                    piece.scatter_offset_(tables, d_mu, torch.full_like(d_mu, trace) if v is None else trace * v)
         d_lengthscale = (d_lengthscale - (db * space.b).sum(0)) / space.lengthscale
         if space.prior.lengthscale.numel() == 1:
             d_lengthscale = d_lengthscale.sum(0, keepdim=True)
@@ -111,7 +124,7 @@ class FusedGaussianMap(FusedMap):
         W, c = self.space.moments(piece, r)
         n = r.new_tensor(float(r.numel()))
         weight = n if v is None else v.sum()
-        return GaussianStatistics(W, c, r @ (r if v is None else v * r), self.space.outputscale * weight, weight, n)
+        return GaussianStatistics(W, c, r @ (r if v is None else v * r), self._variance(piece, weight), weight, n)
 
     def pull(
         self,
@@ -123,14 +136,15 @@ class FusedGaussianMap(FusedMap):
         """The analytic gradient."""
         G, g, g2, g3, *_ = cotangents
 
-        def mean(r: Tensor, v: Tensor | None, k: Tensor | None) -> Tensor:
-            assert k is not None  # noqa: S101 it was asked for
-            return -((self.space.L_inv.T @ g) @ k + 2.0 * g2 * (r if v is None else v * r).sum())
+        def mean(r: Tensor, along: Tensor | None) -> Tensor:
+            assert along is not None  # noqa: S101 it was asked for
+            return -(along + 2.0 * g2 * r)
 
-        return self._pull(chunks, G, g, self._residual, float(g3), tables, mean, sum_kernel=True)
+        return self._pull(chunks, G, g, self._residual, float(g3), tables, mean, through_w=True)
 
     def _residual(self, piece: EntryChunk) -> Tensor:
-        return piece.y - self.space.mean
+        r = piece.y - self.space.mean
+        return r if piece.offset is None else r - piece.offset[0]
 
 
 class FusedProbitMap(FusedMap):
@@ -154,7 +168,7 @@ class FusedProbitMap(FusedMap):
         self._slope[piece.rows] = found.slope
         n = found.slope.new_tensor(float(found.slope.numel()))
         weight = n if v is None else v.sum()
-        return ProbitStatistics(found.W, found.log_Phi, found.a5, self.space.outputscale * weight, weight, n)
+        return ProbitStatistics(found.W, found.log_Phi, found.a5, self._variance(piece, weight), weight, n)
 
     def pull(
         self,
@@ -169,10 +183,10 @@ class FusedProbitMap(FusedMap):
         def row(piece: EntryChunk) -> Tensor:
             return self._slope[piece.rows]
 
-        def mean(slope: Tensor, v: Tensor | None, _: Tensor | None) -> Tensor:
-            return g_log * (slope if v is None else v * slope).sum()
+        def mean(slope: Tensor, _: Tensor | None) -> Tensor:
+            return g_log * slope
 
-        return self._pull(chunks, G, g_log * self.eta, row, float(g3), tables, mean, sum_kernel=False)
+        return self._pull(chunks, G, g_log * self.eta, row, float(g3), tables, mean, through_w=False)
 
 
 class FusedCurvatureMap(FusedMap):

@@ -1,7 +1,9 @@
 """The inner loops of the fused map, compiled: blocks of entries that fit a core's cache, from gather to scatter.
 
-``constants`` are the factor tables, scaled and flat, their ranks, where each starts, the augmented inducing points, twice
-the smoothness (0 for RBF) and the outputscale. An empty array stands for what is not there. Columns are entries.
+``constants`` are the factor tables, scaled and flat (with draws, their deviations behind them), their ranks, where each
+starts, the augmented inducing points, twice the smoothness (0 for RBF), the outputscale, and for draws the start of the
+hash, the number of the first draw and of draws an entry, and the normal numbers. An empty array stands for what is not there.
+Columns are entries.
 """
 
 import math
@@ -10,6 +12,7 @@ from typing import Any
 import numpy as np
 from numba import njit
 
+from gptf_gpytorch.factors import MULTIPLIER, PRIMES, STRIDE
 from gptf_gpytorch.variational.native import erfcx, exp, gemm, gram, moment, whiten, whiten_back
 
 
@@ -39,16 +42,31 @@ def _matern_values(decay: Any, r: Any, slope: Any, twice_nu: int, scale: float) 
             slope[i] = h
 
 
+@njit(nogil=True, cache=True)
+def _drawn(indices: Any, start: int, draws: Any, rows: int, places: Any) -> None:
+    """Of each entry, twice the row of its normal numbers, plus 1 where they are negated: see ``LatentFactors.noise``."""
+    for j in range(indices.shape[0]):
+        code = draws[0]
+        for mode in range(indices.shape[1]):
+            code = (code ^ ((np.int64(indices[j, mode]) + 1) * PRIMES[mode % 4])) * MULTIPLIER
+        number = draws[1] + (start + j) % draws[2]
+        places[j] = 2 * (((code >> 40) + (number // 2) * STRIDE) & (rows - 1)) + number % 2
+
+
 @njit(nogil=True, cache=True, fastmath={"contract"})
-def _gather(flat: Any, ranks: Any, starts: Any, indices: Any, x: Any) -> None:
+def _gather(flat: Any, ranks: Any, starts: Any, indices: Any, places: Any, numbers: Any, x: Any) -> None:
     """Rows of the tables, which lie flat one after the other, as columns of x; below them 1, -|x|^2 / 2 and 0."""
-    D = 0
+    D, half = 0, flat.size // 2
     for mode in range(ranks.size):
         rank = ranks[mode]
         for j in range(indices.shape[0]):
             place = starts[mode] + indices[j, mode] * rank
             for d in range(rank):
                 x[D + d, j] = flat[place + d]
+            if places.size:
+                sign = 1.0 - 2.0 * (places[j] % 2)
+                for d in range(rank):
+                    x[D + d, j] += sign * numbers[places[j] // 2, D + d] * flat[half + place + d]
         D += rank
     x[D] = 1.0
     x[D + 1 :] = 0.0
@@ -74,18 +92,22 @@ def _kernel(K: Any, H: Any, twice_nu: int, scale: float) -> None:
 
 
 @njit(nogil=True, cache=True)
-def _features(constants: Any, indices: Any, x: Any, K: Any, H: Any) -> None:
-    """The inputs and the kernel of some entries."""
-    flat, ranks, starts, B_aug, twice_nu, scale = constants
-    _gather(flat, ranks, starts, indices, x)
+def _features(constants: Any, indices: Any, start: int, x: Any, K: Any, H: Any) -> Any:
+    """The inputs and the kernel of some entries, of which the first has this number; where their draws are."""
+    flat, ranks, starts, B_aug, twice_nu, scale, draws, numbers = constants
+    places = np.empty(len(indices) if draws.size else 0, dtype=np.int64)
+    if draws.size:
+        _drawn(indices, start, draws, len(numbers), places)
+    _gather(flat, ranks, starts, indices, places, numbers, x)
     gemm(B_aug, x, K, False, False, 0.0)
     _kernel(K, H, twice_nu, scale)
+    return places
 
 
 @njit(nogil=True, cache=True)
-def _mapped(constants: Any, L_inv: Any, indices: Any, x: Any, K: Any, w: Any) -> None:
+def _mapped(constants: Any, L_inv: Any, indices: Any, start: int, x: Any, K: Any, w: Any) -> None:
     """The inputs, the kernel and the whitened features of some entries."""
-    _features(constants, indices, x, K, K[:0])
+    _features(constants, indices, start, x, K, K[:0])
     whiten(L_inv, K, w)
 
 
@@ -123,15 +145,24 @@ def _unscale(to_x: Any, x: Any, dx_x: Any) -> None:
 
 
 @njit(nogil=True, cache=True)
-def _scatter(dx: Any, indices: Any, ranks: Any, starts: Any, flat: Any) -> None:
-    """Add columns of dx to rows of the tables, which lie flat one after the other: the transpose of ``_gather``."""
-    D = 0
+def _scatter(constants: Any, dx: Any, indices: Any, places: Any, gradient: Any) -> None:
+    """Add columns of dx to rows of the tables' gradients, which lie as the tables do: the transpose of ``_gather``.
+
+    That of a deviation is of its log.
+    """
+    flat, ranks, starts, _, _, _, _, numbers = constants
+    D, half = 0, flat.size // 2
     for mode in range(ranks.size):
         rank = ranks[mode]
         for j in range(indices.shape[0]):
             place = starts[mode] + indices[j, mode] * rank
             for d in range(rank):
-                flat[place + d] += dx[D + d, j]
+                gradient[place + d] += dx[D + d, j]
+            if places.size:
+                sign = 1.0 - 2.0 * (places[j] % 2)
+                for d in range(rank):
+                    drawn = sign * numbers[places[j] // 2, D + d] * flat[half + place + d]
+                    gradient[half + place + d] += dx[D + d, j] * drawn
         D += rank
 
 
@@ -158,7 +189,7 @@ def moments(constants: Any, L_inv: Any, indices: Any, row: Any, v: Any, block: i
         part = indices[start : start + block]
         n = len(part)
         x, K, w = _array(for_x, columns, n), _array(for_K, p, n), _array(for_w, p + 1, n)
-        _mapped(constants, L_inv, part, x, K, w[:p])
+        _mapped(constants, L_inv, part, start, x, K, w[:p])
         w[p] = row[start : start + n]
         if v.size:
             root = np.sqrt(v[start : start + n])
@@ -185,6 +216,7 @@ def probit(
     L_inv: Any,
     eta: Any,
     mean: float,
+    offset: Any,
     curved: bool,
     indices: Any,
     y: Any,
@@ -202,12 +234,12 @@ def probit(
         part = indices[start : start + block]
         n = len(part)
         x, K, w, f = _array(for_x, columns, n), _array(for_K, p, n), _array(for_w, p, n), for_f[:n]
-        _mapped(constants, L_inv, part, x, K, w)
+        _mapped(constants, L_inv, part, start, x, K, w)
         gemm(eta, w, f.reshape(1, n), False, False, 0.0)
         rows, root = slope[start : start + n], np.ones(n)
         for j in range(n):
             sign = 2.0 * y[start + j] - 1.0
-            t = sign * (f[j] + mean)
+            t = sign * (f[j] + mean + (offset[start + j] if offset.size else 0.0))
             value, rho = log_Phi_and_rho(t)
             weight = v[start + j] if v.size else 1.0
             total += weight * value
@@ -237,11 +269,14 @@ def back(
     block: int,
     to_b: Any,
     dx_x: Any,
-    k: Any,
+    along: Any,
     flat: Any,
 ) -> float:
-    """The way back; adds to the last four arguments, of which k and flat may be empty, and returns the sum of K_bar K."""
-    _, ranks, starts, B_aug, twice_nu, _ = constants
+    """The way back; adds to the last four arguments, of which ``along`` (written: column' k) and flat may be empty.
+
+    Returns the sum of K_bar K.
+    """
+    B_aug, twice_nu = constants[3], constants[4]
     p, columns = B_aug.shape
     for_x, for_dx = np.empty(columns * block), np.empty(columns * block)
     for_K, for_E, for_w = np.empty(p * block), np.empty(p * block), np.empty(p * block)
@@ -252,7 +287,7 @@ def back(
         n = len(part)
         x, K, E, w = _array(for_x, columns, n), _array(for_K, p, n), _array(for_E, p, n), _array(for_w, p, n)
         H = _array(for_H, p, n) if twice_nu else K
-        _features(constants, part, x, K, H)
+        places = _features(constants, part, start, x, K, H)
         if explicit:
             gemm(left, K, E, False, False, 0.0)
         else:
@@ -266,9 +301,9 @@ def back(
         gemm(b_ones, E, dx, False, False, 0.0)
         _unscale(dx, x, dx_x)
         if flat.size:
-            _scatter(dx, part, ranks, starts, flat)
-        if k.size:
-            moment(K, weights if weights.size else np.ones(n), k)
+            _scatter(constants, dx, part, places, flat)
+        if along.size:
+            gemm(column.reshape(1, p), K, along[start : start + n].reshape(1, n), False, False, 0.0)
     return total
 
 
@@ -281,7 +316,7 @@ def project(constants: Any, lam: Any, T: Any, indices: Any, block: int, means: A
         part = indices[start : start + block]
         n = len(part)
         x, K, product = _array(for_x, columns, n), _array(for_K, p, n), _array(for_product, len(T), n)
-        _features(constants, part, x, K, K[:0])
+        _features(constants, part, start, x, K, K[:0])
         gemm(lam, K, means[start : start + n].reshape(1, n), False, False, 0.0)
         if len(T):
             gemm(T, K, product, False, False, 0.0)

@@ -82,7 +82,8 @@ def marginals(model: gpytorch.models.ApproximateGP, inputs: Any, *, chunk_size: 
         mean, variance = (torch.cat(found).view(-1, shard.copies) for found in (means, variances))
         if shard.copies == 1:
             return Marginals(mean[:, 0], variance[:, 0])
-        return Marginals(mean.mean(1), variance.mean(1) + mean.var(1, correction=0))
+        centre = mean.mean(1)
+        return Marginals(centre, variance.mean(1) + (mean - centre[:, None]).square().mean(1))
 
 
 class _Generic:
@@ -95,7 +96,7 @@ class _Generic:
         found = []
         for chunk in chunks:
             q = super(CollapsedVariationalStrategy, self.strategy).__call__(chunk.gather())
-            found.append((q.mean, q.variance))
+            found.append(_with_biases(chunk, q.mean, q.variance))
         return found
 
 
@@ -122,5 +123,9 @@ class _Fused:
         found = []
         for run in self.space.runs(chunks):
             mean, explained = self.space.project(run, self.lam, self.T)
-            found.append((mean + self.space.mean, self.variance - explained))
+            found.append(_with_biases(run, mean + self.space.mean, self.variance - explained))
         return found
+
+
+def _with_biases(chunk: EntryChunk, mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
+    return (mean, variance) if chunk.offset is None else (mean + chunk.offset[0], variance + chunk.offset[1])

@@ -11,6 +11,8 @@ from torch import Tensor
 from gptf_gpytorch.factors import LatentFactors
 from gptf_gpytorch.likelihoods import log_Phi, rho
 
+Offset = tuple[Tensor, Tensor]
+
 
 @dataclass(frozen=True)
 class EntryShard:
@@ -29,6 +31,7 @@ class EntryShard:
     device: torch.device
     dtype: torch.dtype
     draws: range = range(0)
+    turn: int = 0
 
     @property
     def tables(self) -> tuple[Tensor, ...]:
@@ -41,11 +44,6 @@ class EntryShard:
     def copies(self) -> int:
         """How often an entry counts."""
         return max(1, len(self.draws))
-
-    @property
-    def gathers_rows(self) -> bool:
-        """Whether x is made of nothing but rows of the factors."""
-        return self.factors is not None and not self.draws
 
     def __len__(self) -> int:
         return self.inputs.size(-2) * self.copies
@@ -75,7 +73,19 @@ class EntryChunk:
         shard = self.shard
         if shard.factors is None or not shard.draws:
             return None
-        return shard.factors.noise(shard.inputs[self._entries].to(shard.device), shard.draws)
+        return shard.factors.noise(shard.inputs[self._entries].to(shard.device), shard.draws, shard.turn)
+
+    @cached_property
+    def offset(self) -> Offset | None:
+        """Mean and variance `[n]` of what biases add to f, without a graph; None where there are no biases."""
+        factors = self.shard.factors
+        if factors is None or not factors.biases:
+            return None
+        with torch.no_grad():
+            mean, variance = factors.offset(self.indices)
+            if not self.shard.draws:
+                return mean, variance
+            return mean + self._bias_noise * variance.sqrt(), torch.zeros_like(variance)
 
     @property
     def y(self) -> Tensor:
@@ -111,6 +121,22 @@ class EntryChunk:
         elif gradients[0] is not None:
             gradients[0][..., self.rows, :].add_(dx.to(gradients[0]))
 
+    def scatter_offset_(self, gradients: Sequence[Tensor | None], d_mean: Tensor, d_variance: Tensor) -> None:
+        """Add the gradient of the offset to that of the biases."""
+        assert self.shard.factors is not None  # noqa: S101 they have the biases
+        if self.shard.draws:
+            with torch.no_grad():
+                deviation = self.shard.factors.offset(self.indices)[1].sqrt()
+                d_variance = 0.5 * d_mean * self._bias_noise / deviation
+        self.shard.factors.scatter_offset_(gradients, self.indices, d_mean, d_variance)
+
+    @cached_property
+    def _bias_noise(self) -> Tensor:
+        """What the sum of an entry's biases is drawn with `[n]`."""
+        shard = self.shard
+        assert shard.factors is not None  # noqa: S101 they have the biases
+        return shard.factors.bias_noise(shard.inputs[self._entries].to(shard.device), shard.draws, shard.turn)
+
     @property
     def _entries(self) -> slice:
         return slice(self.rows.start // self.shard.copies, self.rows.stop // self.shard.copies)
@@ -126,7 +152,7 @@ class GaussianStatistics(NamedTuple):
     W: Tensor  # [..., p, p]  sum v_j w_j w_j'  =  L^-1 A1 L^-T
     c: Tensor  # [..., p]     sum v_j w_j (y_j - mu_j)  =  L^-1 a4
     a2: Tensor  # [...]       sum v_j (y_j - mu_j)^2
-    a3: Tensor  # [...]       sum v_j k(x_j, x_j)
+    a3: Tensor  # [...]       sum v_j k(x_j, x_j), and the variance of the biases
     n: Tensor  # [...]        sum v_j
     entries: Tensor  # []     the number of entries
 
@@ -137,7 +163,7 @@ class ProbitStatistics(NamedTuple):
     W: Tensor  # [..., p, p]  sum v_j w_j w_j'
     log_Phi: Tensor  # [...]  sum v_j log Phi(t_j),  t_j = s_j (mu_j + eta' w_j),  s_j = 2 y_j - 1
     a5: Tensor  # [..., p]    sum v_j w_j s_j rho(t_j)
-    a3: Tensor  # [...]       sum v_j k(x_j, x_j)
+    a3: Tensor  # [...]       sum v_j k(x_j, x_j), and the variance of the biases
     n: Tensor  # [...]        sum v_j
     entries: Tensor  # []     the number of entries
 
@@ -170,7 +196,7 @@ class GenericMap:
         self.model, self.inducing_points, self.L = model, inducing_points, L
         self.batch_shape, self.leaves = batch_shape, leaves
 
-    def statistics(self, chunk: EntryChunk, x: Tensor) -> tuple[Tensor, ...]:
+    def statistics(self, chunk: EntryChunk, x: Tensor, offset: Offset | None) -> tuple[Tensor, ...]:
         """The statistics of a chunk, with a graph."""
         raise NotImplementedError
 
@@ -182,7 +208,7 @@ class GenericMap:
         """The statistics of some chunks."""
         sums = self.zeros()
         for chunk in chunks:
-            for accumulated, share in zip(sums, self.statistics(chunk, chunk.gather()), strict=True):
+            for accumulated, share in zip(sums, self.statistics(chunk, chunk.gather(), chunk.offset), strict=True):
                 accumulated.add_(share)
         return sums
 
@@ -200,17 +226,22 @@ class GenericMap:
         wants_x = any(table is not None for table in tables)
         for chunk in chunks:
             with torch.enable_grad():
-                x = chunk.gather().requires_grad_(wants_x)
-                shares = self.statistics(chunk, x)
+                inputs = [part.detach().requires_grad_(wants_x) for part in (chunk.gather(), *(chunk.offset or ()))]
+                x, *offset = inputs
+                shares = self.statistics(chunk, x, (offset[0], offset[1]) if offset else None)
                 # A share may lack batch dimensions that the sums have, so the product broadcasts.
                 pairs = [(s * c).sum() for s, c in zip(shares, cotangents, strict=True) if s.requires_grad]
                 inner = torch.stack(pairs).sum()
-            found = torch.autograd.grad(inner, sources + [x] * wants_x, allow_unused=True)
+            found = torch.autograd.grad(inner, [*sources, *(inputs if wants_x else ())], allow_unused=True)
             for accumulated, share in zip(accumulators, found, strict=False):
                 if share is not None:
                     accumulated.add_(share)
-            if wants_x and found[-1] is not None:
-                chunk.scatter_(tables, found[-1])
+            if wants_x:
+                dx, *d_offset = found[len(sources) :]
+                if dx is not None:
+                    chunk.scatter_(tables, dx)
+                if d_offset:
+                    chunk.scatter_offset_(tables, *d_offset)
         return gradients
 
     def _zeros(self, *shape: int) -> Tensor:
@@ -221,15 +252,18 @@ class GenericMap:
         """The number of inducing points."""
         return self.L.size(-1)
 
-    def _prior(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The whitened features w `[..., p, n]`, k(x_j, x_j) `[..., n]` and the mean mu `[..., n]`."""
+    def _prior(self, x: Tensor, offset: Offset | None) -> tuple[Tensor, Tensor, Tensor]:
+        """The whitened features w `[..., p, n]`, k(x_j, x_j) `[..., n]` and the mean mu `[..., n]`, both with biases."""
         batch = torch.broadcast_shapes(self.inducing_points.shape[:-2], x.shape[:-2])
         B = self.inducing_points.expand(*batch, *self.inducing_points.shape[-2:])
         joint = self.model.forward(torch.cat([B, x.expand(*batch, *x.shape[-2:])], dim=-2))
         covariance = joint.lazy_covariance_matrix
         K_BX = covariance[..., : self.p, self.p :].to_dense()  # [..., p, n]
         k = covariance[..., self.p :, self.p :].diagonal(dim1=-1, dim2=-2)  # [..., n]
-        return torch.linalg.solve_triangular(self.L, K_BX, upper=False), k, joint.mean[..., self.p :]
+        mu = joint.mean[..., self.p :]
+        if offset is not None:
+            mu, k = mu + offset[0], k + offset[1]
+        return torch.linalg.solve_triangular(self.L, K_BX, upper=False), k, mu
 
 
 class GaussianMap(GenericMap):
@@ -240,9 +274,9 @@ class GaussianMap(GenericMap):
         p, zero = self.p, self._zeros
         return GaussianStatistics(zero(p, p), zero(p), zero(), zero(), zero(), zero().sum())
 
-    def statistics(self, chunk: EntryChunk, x: Tensor) -> GaussianStatistics:
+    def statistics(self, chunk: EntryChunk, x: Tensor, offset: Offset | None) -> GaussianStatistics:
         """The statistics of a chunk."""
-        w, k, mu = self._prior(x)
+        w, k, mu = self._prior(x, offset)
         v, r = chunk.v, chunk.y - mu
         vw = w * v.unsqueeze(-2)
         return GaussianStatistics(
@@ -267,9 +301,9 @@ class ProbitMap(GenericMap):
         p, zero = self.p, self._zeros
         return ProbitStatistics(zero(p, p), zero(), zero(p), zero(), zero(), zero().sum())
 
-    def statistics(self, chunk: EntryChunk, x: Tensor) -> ProbitStatistics:
+    def statistics(self, chunk: EntryChunk, x: Tensor, offset: Offset | None) -> ProbitStatistics:
         """The statistics of a chunk."""
-        w, k, mu = self._prior(x)
+        w, k, mu = self._prior(x, offset)
         v, s = chunk.v, 2.0 * chunk.y - 1.0
         t = s * (mu + (w.mT @ self.eta.unsqueeze(-1)).squeeze(-1))
         return ProbitStatistics(
@@ -293,9 +327,9 @@ class CurvatureMap(GenericMap):
         """The statistics of no entries."""
         return CurvatureStatistics(self._zeros(), self._zeros(self.p), self._zeros(self.p, self.p))
 
-    def statistics(self, chunk: EntryChunk, x: Tensor) -> CurvatureStatistics:
+    def statistics(self, chunk: EntryChunk, x: Tensor, offset: Offset | None) -> CurvatureStatistics:
         """The statistics of a chunk."""
-        w, _, mu = self._prior(x)
+        w, _, mu = self._prior(x, offset)
         v, s = chunk.v, 2.0 * chunk.y - 1.0
         t = s * (mu + (w.mT @ self.eta.unsqueeze(-1)).squeeze(-1))
         slope, h = slope_and_curvature(t)

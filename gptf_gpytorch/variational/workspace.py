@@ -91,7 +91,8 @@ class Workspace:
         :param curved: whether the Gram matrix is weighted with the curvatures h, as the solver wants it.
         """
         w, v, s = self._whitened(run), run.weights, 2.0 * run.y - 1.0
-        t = s * (eta @ w + self.mean)
+        mu = self.mean if run.offset is None else self.mean + run.offset[0]
+        t = s * (eta @ w + mu)
         slope, h = slope_and_curvature(t)
         row, value, g = s * slope, log_Phi(t), h if curved else None
         moved, weights = row, g
@@ -107,12 +108,12 @@ class Workspace:
         row: Tensor,
         tables: Sequence[Tensor | None],
         *,
-        sum_kernel: bool,
+        along: bool,
     ) -> "Pulled":
         """The way back, K_bar being v * (M + column row'), M = left K in the explicit form and L^-T left w else.
 
         :param tables: what the gradient of x is added to.
-        :param sum_kernel: whether the sum of v k is wanted.
+        :param along: whether column' k of each entry is wanted.
         """
         v, D, found = run.weights, self.D, self._features(run, slope=True, whiten=not self.explicit)
         E = self.buffer("K_bar", self.p, row.numel())
@@ -132,8 +133,8 @@ class Workspace:
         dx = to_x[:D].sub_(to_x[D] * found.x[:D])
         if any(table is not None for table in tables):
             run.scatter_(tables, (dx / self.lengthscale[:, None]).T)
-        k = (found.K.sum(1) if v is None else found.K @ v) if sum_kernel else None
-        return Pulled(to_b, (dx * found.x[:D]).sum(1), to_b[:, D].sum() if total is None else total, k)
+        product = column @ found.K if along else None
+        return Pulled(to_b, (dx * found.x[:D]).sum(1), to_b[:, D].sum() if total is None else total, product)
 
     def project(self, run: EntryChunk, lam: Tensor, T: Tensor) -> tuple[Tensor, Tensor]:
         """Of each entry, lam' k and |T k|^2 `[n]`."""
@@ -201,7 +202,7 @@ class Pulled:
     to_b: Tensor  # [p, D + 1 or more]: E x, E 1
     dx_x: Tensor  # [D]: the sum of dx * x, both scaled
     d_scale: Tensor  # []: the sum of K_bar * K
-    k: Tensor | None  # [p]: the sum of v k, where it was asked for
+    along: Tensor | None  # [n]: column' k, where it was asked for
 
 
 def _blocks(p: int, rows: int = 36) -> list[tuple[int, int]]:

@@ -1,19 +1,23 @@
 """Runs whose factors have a posterior: trained, saved, resumed and served as any other."""
 
+import itertools
+import signal
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from small_tensor import make_entries
 
-from gptf_gpytorch import FittedModel, fit
+from gptf_gpytorch import FittedModel, InterruptedRunError, fit
 from gptf_gpytorch.data import TensorEntries
 from gptf_gpytorch.serving.explain import neighbours, relevance
 from gptf_gpytorch.serving.fold_in import fold_in
 from gptf_gpytorch.serving.predictions import predict
 from gptf_gpytorch.serving.recommend import recommend
-from gptf_gpytorch.training.objective import mean_log_density
+from gptf_gpytorch.training.objective import BoundObjective, mean_log_density
 
 
 @pytest.fixture(scope="module")
@@ -87,7 +91,133 @@ def test_it_is_recommended_and_explained(fitted: FittedModel) -> None:
     assert given[0].mean == pytest.approx(float(predict(fitted, [[3, given[0].id, 2]]).mean))
 
 
-def test_an_older_model_without_the_option_is_loaded(fitted: FittedModel) -> None:
+def test_an_older_model_without_the_options_is_loaded(fitted: FittedModel) -> None:
     values = replace(fitted.config, draws=0).to_dict()
-    del values["draws"]
-    assert type(fitted.config).from_dict(values).draws == 0
+    del values["draws"], values["biases"]
+    older = type(fitted.config).from_dict(values)
+    assert (older.draws, older.biases) == (0, False)
+
+
+ANEW = {"rank": 2, "inducing": 20, "draws": 1, "optimizer": "adam", "learning_rate": 0.1, "validation": 0.0}
+
+
+def test_adam_draws_anew_in_every_step_and_keeps_the_last_state() -> None:
+    entries = make_entries()
+    result = fit(entries, **ANEW, max_iterations=30, tolerance=0.5)
+    bounds = [step.bound for step in result.history.steps]
+    assert result.reason == "30 steps were taken"  # chance must not end it
+    assert any(after < before for before, after in pairwise(bounds[-10:]))
+    assert result.history.kept.iteration == 30
+    assert result.bound == pytest.approx(bounds[-1], rel=1e-12)
+    # The bound over the draws that the last step was trained with says what it is over others.
+    mll = result.fitted.mll
+    others = []
+    for turn in range(100, 110):
+        mll.turn = turn
+        with torch.no_grad():
+            others.append(mll(mll.model.train()(entries.indices), result.fitted.scaling.scaled(entries.values)).item())
+    others = torch.tensor(others)
+    assert others.std() > 0
+    assert abs(bounds[-1] - float(others.mean())) < 5.0 * float(others.std())
+
+
+def test_fixed_draws_are_fitted_and_new_ones_are_not() -> None:
+    """Labels that are pure chance: what is more likely than that was learned from draws that stay."""
+    generator = torch.Generator().manual_seed(1)
+    indices = torch.stack([torch.randint(d, (300,), generator=generator) for d in (150, 150, 150)], dim=1)
+    entries = TensorEntries(indices, (torch.rand(300, generator=generator) < 0.5).double(), (150, 150, 150))
+    options = {"likelihood": "probit", "rank": 3, "inducing": 30, "draws": 1, "validation": 0.0, "max_iterations": 150}
+    fixed = fit(entries, **options).fitted.mll
+    anew = fit(entries, **options, optimizer="adam", learning_rate=0.1).fitted.mll
+    gaps = []
+    for mll in (fixed, anew):
+        bounds = []
+        for turn in (mll.turn, 1001, 1002, 1003):
+            mll.turn = turn
+            with torch.no_grad():
+                bounds.append(mll(mll.model.train()(indices), entries.values).item())
+        gaps.append(bounds[0] - max(bounds[1:]))
+    assert gaps[0] > 0.05
+    assert abs(gaps[1]) < 0.02
+
+
+@pytest.mark.parametrize("likelihood", ["gaussian", "probit"])
+def test_a_run_that_draws_anew_is_resumed_at_the_same_bits(
+    likelihood: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entries = make_entries()
+    if likelihood == "probit":
+        entries = replace(entries, values=(entries.values > entries.values.median()).double())
+    options = {**ANEW, "likelihood": likelihood, "biases": True, "max_iterations": 12}
+    whole = fit(entries, **options).fitted
+    original, count = BoundObjective.__call__, itertools.count()
+
+    def interrupting(self: BoundObjective, x: torch.Tensor) -> Any:
+        if next(count) == 8:
+            signal.raise_signal(signal.SIGTERM)
+        return original(self, x)
+
+    monkeypatch.setattr(BoundObjective, "__call__", interrupting)
+    with pytest.raises(InterruptedRunError):
+        fit(entries, output=tmp_path, **options)
+    monkeypatch.undo()
+    resumed = fit(entries, output=tmp_path, resume=True, **options).fitted
+    for name, tensor in whole.mll.state_dict().items():
+        assert torch.equal(tensor, resumed.mll.state_dict()[name]), name
+
+
+@pytest.fixture(scope="module", params=[0, 2], ids=["point estimates", "draws"])
+def biased(request: pytest.FixtureRequest) -> FittedModel:
+    options = {"rank": 2, "inducing": 30, "max_iterations": 60, "validation": 0.0}
+    return fit(make_entries(), **options, draws=request.param, biases=True).fitted
+
+
+def test_biases_find_what_is_a_sum_of_entities() -> None:
+    """Sums of one number an entity, from some 6 entries of each."""
+    generator = torch.Generator().manual_seed(0)
+    hidden = [torch.randn(d, generator=generator, dtype=torch.float64) for d in (100, 90, 80)]
+    indices = torch.stack([torch.randint(len(h), (1200,), generator=generator) for h in hidden], dim=1)
+    y = sum(h[indices[:, mode]] for mode, h in enumerate(hidden))
+    y = y + torch.randn(1200, generator=generator, dtype=torch.float64)
+    entries = TensorEntries(indices, y, (100, 90, 80))
+    train, test = entries[:600], entries[600:]
+    with_biases, without = (fit(train, **ANEW, max_iterations=150, biases=biases).fitted for biases in (True, False))
+    errors = [
+        float((predict(model, test).mean - test.values).square().mean().sqrt()) for model in (with_biases, without)
+    ]
+    assert errors[0] < 0.8 * float(test.values.std())
+    assert errors[0] < errors[1]
+    scales = [float(variance.detach().sqrt()) for variance in with_biases.model.factors.bias_variances()]
+    assert all(0.4 < scale * with_biases.scaling.spread < 1.6 for scale in scales), scales
+
+
+def test_biases_are_saved_loaded_and_recommended(biased: FittedModel, tmp_path: Path) -> None:
+    biased.save(tmp_path / "model")
+    again, cells = FittedModel.load(tmp_path / "model"), make_entries().indices
+    assert torch.equal(predict(again, cells).mean, predict(biased, cells).mean)
+    assert torch.equal(predict(again, cells).std, predict(biased, cells).std)
+    best = recommend(biased, {"user": 3}, mode="item", top=3)  # averaged over days
+    cells = torch.cartesian_prod(torch.tensor([3]), torch.tensor([best[0].id]), torch.arange(10))
+    assert best[0].mean == pytest.approx(float(predict(biased, cells).mean.mean()))
+    # who is not known has the prior's bias
+    unknown = predict(biased, [[-1, 2, 3]]).latent.variance
+    variance = biased.model.covar_module.outputscale + sum(biased.model.factors.bias_variances())
+    assert float(unknown) == pytest.approx(variance.item())
+
+
+def test_new_entities_get_a_bias(biased: FittedModel) -> None:
+    entries = make_entries()
+    mine = entries[entries.indices[:, 0] == 3]
+    cells = mine.indices.clone()
+    cells[:, 0] = 15
+    wider = fold_in(biased, TensorEntries(cells, mine.values, (17, 12, 10), entries.names))
+    factors = wider.model.factors
+    assert float((predict(wider, cells).mean - mine.values).square().mean().sqrt()) < 0.4 * float(mine.values.std())
+    variance = biased.model.factors.bias_variances()[0].detach()
+    torch.testing.assert_close(factors.biases[0][15], factors.biases[0][3], rtol=0, atol=2.0 * float(variance.sqrt()))
+    assert factors.log_bias_deviations[0][15].item() < float(0.5 * variance.log())
+    # of whom nothing is told
+    assert factors.biases[0][16].item() == 0.0
+    assert factors.log_bias_deviations[0][16].item() == pytest.approx(float(0.5 * variance.log()))
+    known = entries.indices[:20]
+    assert torch.equal(predict(wider, known).mean, predict(biased, known).mean)

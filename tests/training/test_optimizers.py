@@ -114,6 +114,20 @@ def test_adam_is_torchs() -> None:
     torch.testing.assert_close(run(Adam(0.01), 30)[-1].x, x.detach(), rtol=1e-12, atol=1e-12)
 
 
+def test_the_steps_of_adam_fall_to_a_fiftieth() -> None:
+    """A constant gradient: every step is as long as the learning rate then is."""
+    adam, point, lengths = Adam(0.1, fall=10), Point(torch.zeros(1), 0.0, torch.ones(1)), []
+    for _ in range(12):
+        after = adam.step(lambda x: Point(x, 0.0, torch.ones(1)), point)
+        assert after is not None
+        lengths.append(float(point.x - after.x))
+        point = after
+    assert lengths[0] == pytest.approx(0.1, rel=1e-4)
+    assert lengths[5] == pytest.approx(0.051, rel=1e-4)
+    assert lengths[10:] == pytest.approx([0.002, 0.002], rel=1e-3)
+    assert lengths == sorted(lengths, reverse=True)
+
+
 def test_an_unknown_name_is_an_error() -> None:
     with pytest.raises(InputError, match=r"one of lbfgs, gd, adam. Got 'sgd'"):
         optimizers.make("sgd", 0.1)

@@ -115,6 +115,13 @@ def test_draws_are_normal_fixed_and_come_in_pairs() -> None:
     flat = noise[:, ::2].flatten(0, 1)
     assert float(flat.mean(0).abs().max()) < 0.05
     torch.testing.assert_close(flat.T.cov(), torch.eye(6, dtype=torch.float64), rtol=0, atol=0.06)
+    other = factors.noise(indices, range(4), turn=1).view(len(indices), 4, 6)
+    assert float((other[:, 0] * noise[:, 0]).mean(0).abs().max()) < 0.05
+    # those that shared a draw do not share the next one
+    _, groups = torch.unique(noise[:, 0], dim=0, return_inverse=True)
+    _, regroups = torch.unique(other[:, 0], dim=0, return_inverse=True)
+    together = torch.unique(torch.stack([groups, regroups]), dim=1).size(1)
+    assert together > 0.99 * len(indices)
     # entries of one entity seldom share a draw: they would be fitted with it
     assert len(torch.unique(noise[indices[:, 0] == 3, 0], dim=0)) > 190
 
