@@ -67,7 +67,9 @@ def run(plan: Plan, store: Store, track: str) -> list[str]:
     click.echo(f"{plan.name}: {len(plan.cells) - len(missing)} of {len(plan.cells)} fits are there")
     failed = []
     if missing:
-        with MlflowLog(plan) if track == "mlflow" else Log() as log:
+        with store.alone():  # MLflow must not make its database twice
+            opened = MlflowLog(plan) if track == "mlflow" else Log()
+        with opened as log:
             for number, cell in enumerate(missing, start=1):
                 try:
                     log.begin(cell)

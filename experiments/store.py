@@ -43,7 +43,7 @@ class Store:
         :param about: the machine and the versions, which fits share.
         """
         environment = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:8]
-        with self._alone():
+        with self.alone():
             found = self.read()
             cells = {key: old for key, old in found["cells"].items() if not key.startswith(f"{cell.place}/")}
             cells[cell.key] = {**_rounded(result), "environment": environment}
@@ -60,7 +60,7 @@ class Store:
             draft.replace(self.path)
 
     @contextmanager
-    def _alone(self) -> Iterator[None]:
+    def alone(self) -> Iterator[None]:
         """No other process writes meanwhile."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         folder = os.open(self.path.parent, os.O_RDONLY)

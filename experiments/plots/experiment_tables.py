@@ -42,7 +42,9 @@ def overview(results: Path = RESULTS) -> str:
         plan = Plan.read(figure["table"]).only(data=[figure["data"]])
         cells = Store(results, figure["table"]).cells
         seconds = [cells[cell.key]["seconds"] for cell in plan.cells if cell.key in cells]
-        minutes = f"{sum(seconds) / 60:.0f}" if len(seconds) == len(plan.cells) else NOTHING
+        minutes = f"{sum(seconds) / 60:.0f}" if seconds else NOTHING
+        if 0 < len(seconds) < len(plan.cells):
+            minutes += f", {len(seconds)} of {len(plan.cells)} fits"
         since = " / ".join(map(number, best_since(figure)))
         command = f"`python experiments/run.py {figure['table']} --data {figure['data']}`"
         ours = _seconds(plan, cells) if figure["table"] == "scalability" else _ours(plan, cells)

@@ -180,6 +180,27 @@ def test_what_is_stopped_keeps_what_was_finished(configs: Path) -> None:
     assert key.startswith("synthetic/short/2/1/")
 
 
+def test_two_processes_that_start_at_once_make_one_database(configs: Path) -> None:
+    command = [
+        sys.executable,
+        ROOT / "experiments" / "run.py",
+        "small",
+        "--configs",
+        configs,
+        "--results",
+        configs / "r",
+    ]
+    environment = {**os.environ, "MLFLOW_TRACKING_URI": f"sqlite:///{configs / 'runs.db'}"}
+    both = [
+        subprocess.Popen([*command, "--only", label, "--quick"], cwd=configs, env=environment, stderr=subprocess.PIPE)
+        for label in ("ours", "short")
+    ]
+    for process in both:
+        _, said = process.communicate(timeout=200)
+        assert process.returncode == 0, said.decode()
+    assert len(Store(configs / "r", "small").cells) == 4
+
+
 def test_two_processes_may_fill_one_table(tmp_path: Path) -> None:
     one, two = Store(tmp_path, "small"), Store(tmp_path, "small")
     cell = Cell("alog", "ours", 3, 1, "ours", {}, 0)

@@ -51,7 +51,7 @@ def test_collapsing_beats_sequential_updates(whitened: bool) -> None:
 
 
 def test_point_estimates_and_posteriors_are_compared_on_the_same_entries() -> None:
-    point, posterior = (factor_posterior.run("synthetic", 1, 2, way, 20) for way in ("point", "posterior"))
+    point, posterior = (factor_posterior.run("synthetic", 1, 2, way, 20, 50) for way in ("point", "new draws"))
     assert {**point, **posterior} == posterior
     assert point["score"] != posterior["score"]
     assert -3.0 < posterior["log_density"] < 0.0
