@@ -25,8 +25,8 @@ class GPTF(KernelPrior, gpytorch.models.ApproximateGP):  # type: ignore[misc]
     In training mode ``model(indices)`` is what :class:`CollapsedELBO` takes; in evaluation mode it is q(f) at the
     entries, a :class:`gpytorch.distributions.MultivariateNormal`.
 
-    Factors are point estimates: the variance of a prediction is that of f, given the factors. For an entity without
-    training entries they are where the prior puts them, near 0, and the variance does not say so.
+    Without ``draws`` factors are point estimates: the variance of a prediction is that of f, given the factors. For an entity
+    without training entries they are where the prior puts them, near 0, and the variance does not say so.
 
     :param shape: the number of entities of each mode.
     :param rank: factors of an entity: one number, or one for each mode.
