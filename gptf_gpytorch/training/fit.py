@@ -258,24 +258,26 @@ class _Run:
     def _started(self, mll: CollapsedELBO, objective: BoundObjective, optimizer: optimizers.Optimizer) -> Progress:
         """The start, or the best of several after a few steps each.
 
-        Factors with a posterior take these steps with small deviations: free from the start, all of them may end as noise.
-        Where every step draws anew that was not seen, and slower steps are no help.
+        Factors with a posterior take these steps with small deviations: free from the start, all of them may end as noise. Where
+        every step will draw anew, L-BFGS takes them, with draws that stay: it is there sooner.
         """
         config, data, began = self.config, (objective.indices, objective.values), time.monotonic()
         start: dict[str, Any] = {"seed": config.seed, "scale": config.scale, "weights": objective.weights}
-        hold = config.draws > 0 and not config.stochastic
-        if config.restarts == 1 and not hold:
+        if config.restarts == 1 and not config.draws:
             initialize(mll, *data, **start)
             return Progress(objective(objective.vector()))
         steps = min(_SCREENING, config.max_iterations)
         short = replace(config, max_iterations=steps, validation=0.0, patience=0, checkpoint_seconds=math.inf)
+        starter = optimizer
+        if config.stochastic:
+            short, starter = replace(short, optimizer="lbfgs"), optimizers.LBFGS()
 
         def train(mll: CollapsedELBO) -> None:
-            optimizer.reset()
-            mll.model.factors.log_deviations.requires_grad_(not hold)
+            starter.reset()
+            mll.model.factors.log_deviations.requires_grad_(False)
             few = BoundObjective(mll, *data, objective.weights)
             progress = Progress(few(few.vector()), seconds=time.monotonic() - began)
-            Loop(few, optimizer, short, progress, tracker=Tracker(), stop=self.stop).run()
+            Loop(few, starter, short, progress, tracker=Tracker(), stop=self.stop).run()
             few.assign(progress.point.x)
             mll.model.factors.log_deviations.requires_grad_(True)
 
