@@ -15,11 +15,10 @@ from gptf_gpytorch.distributed.threads import one_core_each
 from gptf_gpytorch.errors import InputError
 from gptf_gpytorch.wording import option
 
-# Rows of normal numbers that draws of factors are made with: so many that entries of an entity seldom share one.
-NOISE = 2**14
-# What the row of an entry's draw is found with, here and in the compiled loops: a hash of its cell, and a stride.
-PRIMES = (2_654_435_761, 2_246_822_519, 3_266_489_917, 668_265_263)
-MULTIPLIER, STRIDE = 6_364_136_223_846_793_005, 2_971
+# Rows of normal numbers that draws of factors are made with, a power of 2: so many that entries of an entity seldom share one.
+_NOISE = 2**14
+_PRIMES = (2_654_435_761, 2_246_822_519, 3_266_489_917, 668_265_263)
+_MULTIPLIER, _STRIDE = 6_364_136_223_846_793_005, 2_971
 
 
 def _positive(name: str, values: Any, count: int | None = None) -> tuple[int, ...]:
@@ -43,8 +42,8 @@ def _halves(tables: Sequence[Tensor | None]) -> tuple[Sequence[Tensor | None], S
 
 @cache
 def _normal(dim: int) -> Tensor:
-    """Normal numbers `[NOISE, D]`, the same everywhere."""
-    return torch.randn(NOISE, dim, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    """Normal numbers `[_NOISE, D]`, the same everywhere."""
+    return torch.randn(_NOISE, dim, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 
 
 class LatentFactors(gpytorch.Module):  # type: ignore[misc]
@@ -141,7 +140,7 @@ class LatentFactors(gpytorch.Module):  # type: ignore[misc]
         mean: Tensor | float = 0.0
         covariance: Tensor | float = 0.0
         for mode, (bias, log_deviation, variance) in enumerate(posterior):
-            rows = indices[:, mode].long()
+            rows = indices[:, mode].long().to(bias.device)
             mean = mean + (torch.zeros_like(bias) if prior else bias)[rows, 0]
             own = variance.expand(len(rows)) if prior else (2.0 * log_deviation[rows, 0]).exp()
             covariance = covariance + own * (rows[:, None] == rows)
@@ -183,20 +182,25 @@ class LatentFactors(gpytorch.Module):  # type: ignore[misc]
         return _normal(self.dim + bool(self.biases)).to(self[0])
 
     @staticmethod
-    def first_code(turn: int) -> int:
-        """Where the hash of a cell begins in a turn."""
-        return turn * 1_442_695_040_888_963_407 % 2**63
+    def hashing(turn: int) -> tuple[int, ...]:
+        """How the row of an entry's normal numbers is found, here and in the compiled loops.
+
+        The hash of a cell begins with the first number; each index plus 1, times a prime (from the fourth on, in turns), is mixed
+        in, and the whole multiplied with the second number. A pair of draws is the third number of rows further than the last.
+        """
+        return (turn * 1_442_695_040_888_963_407 % 2**63, _MULTIPLIER, _STRIDE, *_PRIMES)
 
     def _noise(self, indices: Tensor, draws: range, turn: int, table: Tensor) -> Tensor:
-        primes = indices.new_tensor(PRIMES, dtype=torch.long)
-        mixed = (indices.long() + 1) * primes[torch.arange(indices.size(-1)) % len(PRIMES)]
-        code = torch.full_like(mixed[:, 0], self.first_code(turn))
+        first, multiplier, stride, *primes = self.hashing(turn)
+        factors = indices.new_tensor(primes, dtype=torch.long)
+        mixed = (indices.long() + 1) * factors[torch.arange(indices.size(-1)) % len(primes)]
+        code = torch.full_like(mixed[:, 0], first)
         for column in mixed.unbind(-1):
-            code = (code ^ column) * MULTIPLIER  # wraps around
+            code = (code ^ column) * multiplier  # wraps around
         numbers = torch.arange(draws.start, draws.stop, device=indices.device)
-        places = (code[:, None] >> 40) + (numbers // 2) * STRIDE
+        places = (code[:, None] >> 40) + (numbers // 2) * stride
         signs = 1 - 2 * (numbers % 2)
-        return (table[places % NOISE] * signs[:, None]).flatten(0, 1)
+        return (table[places % _NOISE] * signs[:, None]).flatten(0, 1)
 
     def scatter_(
         self, gradients: Sequence[Tensor | None], indices: Tensor, dx: Tensor, noise: Tensor | None = None

@@ -17,6 +17,7 @@ from gptf_gpytorch.distributed.threads import split
 from gptf_gpytorch.errors import DataError, InputError
 from gptf_gpytorch.serving.lookup import check_modes
 from gptf_gpytorch.training.saved import FittedModel, build
+from gptf_gpytorch.variational.prediction import DRAWS
 
 _CHUNK = 2**14
 _STEPS = 200
@@ -110,8 +111,8 @@ class _NewRows:
         self.bias_variances = [variance.detach() for variance in factors.bias_variances()]
         known = torch.tensor(fitted.shape)
         some = (indices >= known).any(dim=1)
-        draws = range(factors.draws)
-        copies = max(1, len(draws))  # of an entry, as in training
+        draws = range(max(DRAWS, factors.draws) if factors.draws else 0)  # few that stay would be fitted
+        copies = max(1, len(draws))
         self.noise = factors.noise(indices[some], draws) if draws else None
         self.indices = indices[some].repeat_interleave(copies, 0)
         self.values = fitted.scaling.scaled(entries.values[some]).repeat_interleave(copies)

@@ -37,8 +37,9 @@ class TrainConfig:
         how often an entity has any.
     :param optimizer: L-BFGS, gradient descent with a line search, or Adam.
     :param max_iterations: steps at most.
-    :param learning_rate: of Adam; with draws it falls to a fiftieth until ``max_iterations``.
-    :param tolerance: stop when the bound of an entry has grown by less than this share of itself in ten steps.
+    :param learning_rate: of Adam; with draws it falls to a fiftieth until ``max_iterations``, also of a resumed run.
+    :param tolerance: stop when the bound of an entry has grown by less than this share of itself in ten steps; not looked
+        at where steps draw anew.
     :param gradient_tolerance: stop when no component of the gradient of the bound of an entry is larger.
     :param max_seconds: stop after this time.
     :param validation: the share of the entries that is held out of training, for ``patience`` and the log.

@@ -181,9 +181,11 @@ class _Run:
                 where = f" {self.output} holds it." if self.store.holds_a_state else " Nothing was saved."
                 raise InterruptedRunError(f"{stopped}{where}", stopped.signal) from None
             with measure("finish"):
+                kept = progress.iteration if progress.best is None else progress.best_iteration
+                if config.stochastic:
+                    objective.turn = kept  # the draws of the step that is kept, also where no step was left to take
                 best = objective(progress.point.x if progress.best is None else progress.best)
-                iteration = progress.iteration if progress.best is None else progress.best_iteration
-                progress.history.kept = Kept(iteration, -best.value, None if score is None else score())
+                progress.history.kept = Kept(kept, -best.value, None if score is None else score())
                 mll.model.eval()
             fitted = FittedModel(
                 mll,
@@ -259,22 +261,24 @@ class _Run:
         """The start, or the best of several after a few steps each.
 
         Factors with a posterior take these steps with small deviations: free from the start, all of them may end as noise. Where
-        every step will draw anew, L-BFGS takes them, with draws that stay: it is there sooner.
+        every step will draw anew, L-BFGS takes them, with draws that stay: it is there sooner. Not so with biases, to whose
+        part it would fit the factors.
         """
         config, data, began = self.config, (objective.indices, objective.values), time.monotonic()
         start: dict[str, Any] = {"seed": config.seed, "scale": config.scale, "weights": objective.weights}
-        if config.restarts == 1 and not config.draws:
+        holds = config.draws > 0 and not (config.stochastic and config.biases)
+        if config.restarts == 1 and not holds:
             initialize(mll, *data, **start)
             return Progress(objective(objective.vector()))
         steps = min(_SCREENING, config.max_iterations)
         short = replace(config, max_iterations=steps, validation=0.0, patience=0, checkpoint_seconds=math.inf)
         starter = optimizer
-        if config.stochastic:
+        if config.stochastic and holds:
             short, starter = replace(short, optimizer="lbfgs"), optimizers.LBFGS()
 
         def train(mll: CollapsedELBO) -> None:
             starter.reset()
-            mll.model.factors.log_deviations.requires_grad_(False)
+            mll.model.factors.log_deviations.requires_grad_(not holds)
             few = BoundObjective(mll, *data, objective.weights)
             progress = Progress(few(few.vector()), seconds=time.monotonic() - began)
             Loop(few, starter, short, progress, tracker=Tracker(), stop=self.stop).run()

@@ -151,6 +151,7 @@ class Loop:
                     f"Training must find numbers it can work with. Got trouble after {_ROLLBACKS} rollbacks: {error}"
                 ) from error
             self.objective.mll.strategy.jitter.mul_(10.0)
+            self.objective.turn = progress.iteration if self.config.stochastic else 0
             self._note(
                 f"step {progress.iteration + 1}: {error} Back to step {progress.iteration}, jitter {self._jitter:g} "
                 f"(rollback {progress.rollbacks} of {_ROLLBACKS})"

@@ -156,11 +156,12 @@ class Adam(Optimizer):
     def __init__(self, learning_rate: float = 0.03, fall: int | None = None) -> None:
         self.learning_rate, self.fall = learning_rate, fall
         self._first = self._second = torch.zeros(())
-        self._count = 0
+        self._count = self._taken = 0
 
     def step(self, objective: Objective, point: Point) -> Point | None:
         """See :meth:`Optimizer.step`."""
         self._count += 1
+        self._taken += 1
         self._first = 0.9 * self._first.to(point.gradient) + 0.1 * point.gradient
         self._second = 0.999 * self._second.to(point.gradient) + 0.001 * point.gradient.square()
         mean, square = self._first / (1 - 0.9**self._count), self._second / (1 - 0.999**self._count)
@@ -169,19 +170,27 @@ class Adam(Optimizer):
     def _length(self) -> float:
         if self.fall is None:
             return self.learning_rate
-        share = min(1.0, (self._count - 1) / max(1, self.fall))
+        share = min(1.0, (self._taken - 1) / max(1, self.fall))
         return self.learning_rate * (_LAST + (1.0 - _LAST) * 0.5 * (1.0 + math.cos(math.pi * share)))
 
     def state(self) -> dict[str, Tensor]:
         """See :meth:`Optimizer.state`."""
-        if not self._count:
+        if not self._taken:
             return {}
-        return {"first": self._first, "second": self._second, "count": torch.tensor(self._count)}
+        counts = {"count": torch.tensor(self._count), "taken": torch.tensor(self._taken)}
+        return {"first": self._first, "second": self._second, **counts}
+
+    def reset(self) -> None:
+        """See :meth:`Optimizer.reset`; how far the steps have fallen is not forgotten."""
+        taken = self._taken
+        super().reset()
+        self._taken = taken
 
     def load(self, state: dict[str, Tensor]) -> None:
         """See :meth:`Optimizer.load`."""
         self._first, self._second = state.get("first", torch.zeros(())), state.get("second", torch.zeros(()))
         self._count = int(state.get("count", 0))
+        self._taken = int(state.get("taken", self._count))
 
 
 def make(name: str, learning_rate: float, fall: int | None = None) -> Optimizer:

@@ -138,6 +138,8 @@ class FittedModel:
             "ranks": list(self.model.factors.ranks),
             "inducing": self.mll.strategy.inducing_points.size(-2),
             "kernel": self.config.kernel,
+            "draws": self.config.draws,
+            "biases": self.config.biases,
             "entries": self.mll.num_data,
             "parameters": sum(p.numel() for p in self.mll.parameters()),
             "steps": last.iteration if last else None,

@@ -4,7 +4,7 @@ In torch it takes some twenty calls a chunk, each of which takes the interpreter
 that need no interpreter the blocks can be small enough for the second level cache, too. Only for float64 on a CPU.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -34,10 +34,10 @@ class CompiledWorkspace(Workspace):
         """The path in words."""
         return f"{super().path}, compiled"
 
-    def runs(self, chunks: Sequence[EntryChunk]) -> Sequence[EntryChunk]:
+    def runs(self, chunks: Sequence[EntryChunk]) -> Iterable[EntryChunk]:
         """All of them at once, unless x has to be made first, of plain inputs."""
         if not chunks or chunks[0].shard.factors is None:
-            return chunks
+            return super().runs(chunks)
         return [EntryChunk(chunks[0].shard, slice(chunks[0].rows.start, chunks[-1].rows.stop))]
 
     def moments(self, run: EntryChunk, row: Tensor) -> tuple[Tensor, Tensor]:
@@ -123,7 +123,7 @@ class CompiledWorkspace(Workspace):
             if indices.dtype not in (np.int32, np.int64) or not indices.flags.c_contiguous:
                 indices = np.ascontiguousarray(indices, dtype=np.int64)
             if shard.draws:
-                draws = np.array([shard.factors.first_code(shard.turn), shard.draws.start, shard.copies])
+                draws = np.array([shard.draws.start, shard.copies, *shard.factors.hashing(shard.turn)])
                 numbers = shard.factors.normal_numbers.numpy()
         return (*tables, self.B_aug.numpy(), self._twice_nu, self.outputscale, draws, numbers), indices
 
@@ -161,7 +161,8 @@ class CompiledWorkspace(Workspace):
 
 
 def _weights(run: EntryChunk) -> Any:
-    return _NOTHING if run.weights is None else run.weights.contiguous().numpy()
+    weights = run.weights
+    return _NOTHING if weights is None else weights.contiguous().numpy()
 
 
 def _mirrored(upper: Any) -> Tensor:

@@ -195,7 +195,10 @@ class CollapsedELBO(gpytorch.mlls.MarginalLogLikelihood):  # type: ignore[misc]
 
     def _shard(self, inputs: Tensor, y: Tensor, v: Tensor | None, factors: LatentFactors | None) -> EntryShard:
         points, draws = self.strategy.inducing_points, range(0 if factors is None else factors.draws)
-        return EntryShard(inputs, y, v, factors, self.chunk_size, points.device, points.dtype, draws, self.turn)
+        # For labels the mean of log Phi over draws is a tighter bound than that with the variance of biases.
+        draws_biases = bool(draws) and isinstance(self.likelihood, BernoulliLikelihood)
+        where = (self.chunk_size, points.device, points.dtype)
+        return EntryShard(inputs, y, v, factors, *where, draws, self.turn, draws_biases)
 
     def _nothing(self) -> tuple[EntryShard, torch.Size]:
         """No entries, and the batch shape of the model."""

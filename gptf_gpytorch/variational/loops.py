@@ -1,9 +1,9 @@
 """The inner loops of the fused map, compiled: blocks of entries that fit a core's cache, from gather to scatter.
 
 ``constants`` are the factor tables, scaled and flat (with draws, their deviations behind them), their ranks, where each
-starts, the augmented inducing points, twice the smoothness (0 for RBF), the outputscale, and for draws the start of the
-hash, the number of the first draw and of draws an entry, and the normal numbers. An empty array stands for what is not there.
-Columns are entries.
+starts, the augmented inducing points, twice the smoothness (0 for RBF), the outputscale, and for draws the number of the first
+one, how many an entry has and what ``LatentFactors.hashing`` says, and the normal numbers. An empty array stands for what is
+not there. Columns are entries.
 """
 
 import math
@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-from gptf_gpytorch.factors import MULTIPLIER, PRIMES, STRIDE
 from gptf_gpytorch.variational.native import erfcx, exp, gemm, gram, moment, whiten, whiten_back
 
 
@@ -45,12 +44,14 @@ def _matern_values(decay: Any, r: Any, slope: Any, twice_nu: int, scale: float) 
 @njit(nogil=True, cache=True)
 def _drawn(indices: Any, start: int, draws: Any, rows: int, places: Any) -> None:
     """Of each entry, twice the row of its normal numbers, plus 1 where they are negated: see ``LatentFactors.noise``."""
+    first, copies, begin, multiplier, stride = draws[0], draws[1], draws[2], draws[3], draws[4]
+    primes = draws[5:]
     for j in range(indices.shape[0]):
-        code = draws[0]
+        code = begin
         for mode in range(indices.shape[1]):
-            code = (code ^ ((np.int64(indices[j, mode]) + 1) * PRIMES[mode % 4])) * MULTIPLIER
-        number = draws[1] + (start + j) % draws[2]
-        places[j] = 2 * (((code >> 40) + (number // 2) * STRIDE) & (rows - 1)) + number % 2
+            code = (code ^ ((np.int64(indices[j, mode]) + 1) * primes[mode % primes.size])) * multiplier
+        number = first + (start + j) % copies
+        places[j] = 2 * (((code >> 40) + (number // 2) * stride) & (rows - 1)) + number % 2
 
 
 @njit(nogil=True, cache=True, fastmath={"contract"})

@@ -13,12 +13,14 @@ from gptf_gpytorch.factors import LatentFactors
 from gptf_gpytorch.variational import checks
 from gptf_gpytorch.variational.paths import workspace
 from gptf_gpytorch.variational.stationary import recognise
-from gptf_gpytorch.variational.statistics import EntryChunk, EntryShard
+from gptf_gpytorch.variational.statistics import EntryChunk, EntryShard, one_by_one
 from gptf_gpytorch.variational.strategy import CollapsedVariationalStrategy
 from gptf_gpytorch.variational.workspace import Scratch
 
-# Draws of an entry's factors that a prediction is the mean of.
-_DRAWS = 16
+#: Draws of an entry's factors that a prediction is the mean of.
+DRAWS = 16
+# Chunks that are mapped at a time, so that memory is flat in the number of entries.
+_LEG = 50
 
 
 class Marginals(NamedTuple):
@@ -66,7 +68,7 @@ def marginals(model: gpytorch.models.ApproximateGP, inputs: Any, *, chunk_size: 
         inputs = inputs.unsqueeze(-1) if inputs.dim() == 1 else inputs
         checks.plain_inputs(inputs, points.size(-1))
     first = 0 if factors is None else factors.draws
-    draws = range(first + first % 2, first + first % 2 + _DRAWS) if first else range(0)
+    draws = range(first + first % 2, first + first % 2 + DRAWS) if first else range(0)
     shard = EntryShard(inputs, torch.empty(0), None, factors, chunk_size, points.device, points.dtype, draws)
     strategy.ensure_fresh()
     was_training = model.training
@@ -75,15 +77,22 @@ def marginals(model: gpytorch.models.ApproximateGP, inputs: Any, *, chunk_size: 
             model.eval()
             prior = recognise(model, points)
             job = _Generic(strategy) if prior is None else _Fused(strategy, prior)
-            parts = [part for found in split(job, shard.chunks(), prior is not None) for part in found]
+            chunks, found = shard.chunks(), [Marginals(points.new_empty(0), points.new_empty(0))]
+            for start in range(0, len(chunks), _LEG):
+                for parts in split(job, chunks[start : start + _LEG], prior is not None):
+                    found += [_mixture(mean, variance, shard.copies) for mean, variance in parts]
         finally:
             model.train(was_training)
-        means, variances = zip(*parts, strict=True) if parts else ((points.new_empty(0),), (points.new_empty(0),))
-        mean, variance = (torch.cat(found).view(-1, shard.copies) for found in (means, variances))
-        if shard.copies == 1:
-            return Marginals(mean[:, 0], variance[:, 0])
-        centre = mean.mean(1)
-        return Marginals(centre, variance.mean(1) + (mean - centre[:, None]).square().mean(1))
+        return Marginals(*(torch.cat(part) for part in zip(*found, strict=True)))
+
+
+def _mixture(mean: Tensor, variance: Tensor, copies: int) -> Marginals:
+    """The moments `[n]` of mixtures of so many normal distributions each, which stand one after the other."""
+    if copies == 1:
+        return Marginals(mean, variance)
+    mean, variance = mean.view(-1, copies), variance.view(-1, copies)
+    centre = mean.mean(1)
+    return Marginals(centre, variance.mean(1) + (mean - centre[:, None]).square().mean(1))
 
 
 class _Generic:
@@ -94,7 +103,7 @@ class _Generic:
 
     def __call__(self, chunks: Sequence[EntryChunk]) -> list[tuple[Tensor, Tensor]]:
         found = []
-        for chunk in chunks:
+        for chunk in one_by_one(chunks):
             q = super(CollapsedVariationalStrategy, self.strategy).__call__(chunk.gather())
             found.append(_with_biases(chunk, q.mean, q.variance))
         return found

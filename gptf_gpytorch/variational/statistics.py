@@ -1,7 +1,7 @@
 """The map: a chunk of entries to additive statistics. Every sum over entries in the package is here."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -20,7 +20,7 @@ class EntryShard:
 
     They may live elsewhere, and in another precision, than the model, whose ``device`` and ``dtype`` they are mapped
     in; a memory-mapped file will do. With draws, an entry counts once for each draw of its factors, one after the other, with
-    its weight divided by their number.
+    its weight divided by their number; ``draws_biases`` says whether its biases are drawn with them.
     """
 
     inputs: Tensor
@@ -32,6 +32,7 @@ class EntryShard:
     dtype: torch.dtype
     draws: range = range(0)
     turn: int = 0
+    draws_biases: bool = False
 
     @property
     def tables(self) -> tuple[Tensor, ...]:
@@ -65,7 +66,7 @@ class EntryChunk:
     def indices(self) -> Tensor:
         """The entries' indices `[n, K]`, or x `[..., n, D]` where there are no factors."""
         found = self.shard.inputs[..., self._entries, :].to(self.shard.device)
-        return found.repeat_interleave(self.shard.copies, -2) if self.shard.draws else found
+        return found.repeat_interleave(self.shard.copies, -2) if self.shard.copies > 1 else found
 
     @cached_property
     def noise(self) -> Tensor | None:
@@ -83,7 +84,7 @@ class EntryChunk:
             return None
         with torch.no_grad():
             mean, variance = factors.offset(self.indices)
-            if not self.shard.draws:
+            if not self.shard.draws_biases:
                 return mean, variance
             return mean + self._bias_noise * variance.sqrt(), torch.zeros_like(variance)
 
@@ -96,7 +97,7 @@ class EntryChunk:
     def weights(self) -> Tensor | None:
         """The entries' weights `[..., n]`, None if all are 1."""
         found = None if self.shard.v is None else self._one_an_entry(self.shard.v)
-        if not self.shard.draws:
+        if self.shard.copies == 1:
             return found
         return (torch.ones_like(self.y) if found is None else found) / self.shard.copies
 
@@ -124,7 +125,7 @@ class EntryChunk:
     def scatter_offset_(self, gradients: Sequence[Tensor | None], d_mean: Tensor, d_variance: Tensor) -> None:
         """Add the gradient of the offset to that of the biases."""
         assert self.shard.factors is not None  # noqa: S101 they have the biases
-        if self.shard.draws:
+        if self.shard.draws_biases:
             with torch.no_grad():
                 deviation = self.shard.factors.offset(self.indices)[1].sqrt()
                 d_variance = 0.5 * d_mean * self._bias_noise / deviation
@@ -143,7 +144,12 @@ class EntryChunk:
 
     def _one_an_entry(self, values: Tensor) -> Tensor:
         found = values[..., self._entries].to(device=self.shard.device, dtype=self.shard.dtype)
-        return found.repeat_interleave(self.shard.copies, -1) if self.shard.draws else found
+        return found.repeat_interleave(self.shard.copies, -1) if self.shard.copies > 1 else found
+
+
+def one_by_one(chunks: Sequence[EntryChunk]) -> Iterator[EntryChunk]:
+    """The chunks, each without what it may have read, so that nothing of it stays when the next one comes."""
+    return (replace(chunk) for chunk in chunks)
 
 
 class GaussianStatistics(NamedTuple):
@@ -207,7 +213,7 @@ class GenericMap:
     def total(self, chunks: Sequence[EntryChunk]) -> tuple[Tensor, ...]:
         """The statistics of some chunks."""
         sums = self.zeros()
-        for chunk in chunks:
+        for chunk in one_by_one(chunks):
             for accumulated, share in zip(sums, self.statistics(chunk, chunk.gather(), chunk.offset), strict=True):
                 accumulated.add_(share)
         return sums
@@ -224,7 +230,7 @@ class GenericMap:
         accumulators = [gradient for gradient in gradients if gradient is not None]
         sources = [leaf for leaf, want in zip(self.leaves, wanted, strict=True) if want]
         wants_x = any(table is not None for table in tables)
-        for chunk in chunks:
+        for chunk in one_by_one(chunks):
             with torch.enable_grad():
                 inputs = [part.detach().requires_grad_(wants_x) for part in (chunk.gather(), *(chunk.offset or ()))]
                 x, *offset = inputs

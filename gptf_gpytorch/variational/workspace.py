@@ -2,7 +2,7 @@
 
 import math
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from gptf_gpytorch.likelihoods import log_Phi
 from gptf_gpytorch.variational.stationary import StationaryPrior
-from gptf_gpytorch.variational.statistics import EntryChunk, slope_and_curvature
+from gptf_gpytorch.variational.statistics import EntryChunk, one_by_one, slope_and_curvature
 
 #: Up to this condition number of K_BB, in the Frobenius norm, the explicit form keeps the digits that the tests ask for:
 #: experiments/benchmarks/conditioning.py measures how far it could be raised.
@@ -76,9 +76,9 @@ class Workspace:
         """This thread's buffer of that name; what it held is lost."""
         return self.scratch.get(name, rows, columns, self.L_inv)
 
-    def runs(self, chunks: Sequence[EntryChunk]) -> Sequence[EntryChunk]:
+    def runs(self, chunks: Sequence[EntryChunk]) -> Iterable[EntryChunk]:
         """The same entries, in pieces of the size that the methods below want."""
-        return chunks
+        return one_by_one(chunks)
 
     def moments(self, run: EntryChunk, row: Tensor) -> tuple[Tensor, Tensor]:
         """The sums of v w w' `[p, p]` and of v w row `[p]`."""

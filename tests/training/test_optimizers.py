@@ -126,6 +126,13 @@ def test_the_steps_of_adam_fall_to_a_fiftieth() -> None:
     assert lengths[5] == pytest.approx(0.051, rel=1e-4)
     assert lengths[10:] == pytest.approx([0.002, 0.002], rel=1e-3)
     assert lengths == sorted(lengths, reverse=True)
+    adam.reset()  # what is forgotten is the objective, not how far the run is
+    again = Adam(0.1, fall=10)
+    again.load(adam.state())
+    for same in (adam, again):
+        after = same.step(lambda x: Point(x, 0.0, torch.ones(1)), point)
+        assert after is not None
+        assert float(point.x - after.x) == pytest.approx(0.002, rel=1e-3)
 
 
 def test_an_unknown_name_is_an_error() -> None:

@@ -57,6 +57,7 @@ class WithOffset(gpytorch.models.ApproximateGP):
 def by_hand(problem: Small) -> Tensor:
     """The bound with the sums of biases as given numbers, and what is owed for their posterior."""
     factors, n = problem.model.factors, len(problem.y)
+    gaussian = isinstance(problem.likelihood, gpytorch.likelihoods.GaussianLikelihood)
     copies = max(1, factors.draws)
     rows, variances = [], []
     for row in problem.indices:
@@ -70,13 +71,13 @@ def by_hand(problem: Small) -> Tensor:
             continue
         sigma = torch.cat([factors.log_deviations[mode][i].exp() for mode, i in cell])
         for noise in factors.noise(row[None], range(copies)):
-            rows.append(torch.cat([u + sigma * noise[:-1], (mean + variance.sqrt() * noise[-1])[None]]))
-            variances.append(torch.zeros_like(variance))
+            drawn = mean if gaussian else mean + variance.sqrt() * noise[-1]
+            rows.append(torch.cat([u + sigma * noise[:-1], drawn[None]]))
+            variances.append(variance if gaussian else torch.zeros_like(variance))
     plain = WithOffset(problem.model)
     mll = CollapsedELBO(problem.likelihood, plain, n * copies, lambda_tolerance=1e-12)
     v = weights().repeat_interleave(copies) / copies
     bound = mll(plain.train()(torch.stack(rows)), problem.y.repeat_interleave(copies), weights=v) * copies * n
-    gaussian = isinstance(problem.likelihood, gpytorch.likelihoods.GaussianLikelihood)
     beta = 1.0 / problem.likelihood.noise.squeeze() if gaussian else 1.0
     bound = bound - 0.5 * beta * (v * torch.stack(variances)).sum()
     for u in factors.weights if not factors.draws else ():
@@ -132,6 +133,22 @@ def test_it_does_not_matter_how_entries_are_dealt_to_workers(problem: Small) -> 
         assert bound == pytest.approx(expected[0], rel=1e-11)
         for name, gradient in expected[1].items():
             torch.testing.assert_close(gradients[name], gradient, rtol=1e-8, atol=1e-11)
+
+
+def test_predictions_with_draws_have_the_whole_variance_of_biases(problem: Small) -> None:
+    evaluate(problem)
+    cells, factors = problem.indices[:9], problem.model.factors
+    found = marginals(problem.model, cells)
+    with torch.no_grad():
+        mean, variance = factors.offset(cells)
+        for table in factors.biases:
+            table.zero_()
+        for table in factors.log_bias_deviations:
+            table.fill_(-30.0)
+        problem.model.variational_strategy.stamp.fill_(problem.model.variational_strategy.checksum())
+    without = marginals(problem.model, cells)
+    torch.testing.assert_close(found.mean, without.mean + mean)
+    torch.testing.assert_close(found.variance, without.variance + variance)
 
 
 @pytest.mark.parametrize("binary", [False, True], ids=["gaussian", "probit"])
