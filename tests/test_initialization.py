@@ -52,6 +52,16 @@ def test_the_start_does_not_depend_on_the_number_of_workers(either: Small, ends:
         torch.testing.assert_close(worker, alone, rtol=1e-12, atol=1e-12)
 
 
+def test_inducing_points_do_not_depend_on_the_number_of_draws() -> None:
+    """An entry is one entry of the sample that k-means sees, however often the bound counts it."""
+    problem, points = small(False, n=400), []
+    for draws in (1, 4):
+        model = GPTF(shape=(5, 4, 3), rank=2, num_inducing=20, draws=draws)
+        initialize(CollapsedELBO(problem.likelihood, model, num_data=400), problem.indices, problem.y)
+        points.append(model.variational_strategy.inducing_points.detach())
+    assert torch.equal(*points)
+
+
 def test_factors_are_small_and_inducing_points_lie_among_the_inputs() -> None:
     problem = small(False, n=400)
     model = GPTF(shape=(5, 4, 3), rank=2, num_inducing=20)
