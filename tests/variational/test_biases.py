@@ -3,10 +3,10 @@
 import gpytorch
 import pytest
 import torch
+from agreement import check_paths, check_workers, evaluate, weights
 from conftest import SHAPE, Small, small
 from torch import Tensor
 from torch.distributions import Normal, kl_divergence
-from workers import ThreadCommunicator, Workers
 
 from gptf_gpytorch import CollapsedELBO, InputError, marginals
 from gptf_gpytorch.variational.strategy import CollapsedVariationalStrategy
@@ -28,17 +28,6 @@ def biased(binary: bool, draws: int) -> Small:
 @pytest.fixture(params=KINDS, ids=lambda kind: f"{'probit' if kind[0] else 'gaussian'}, {kind[1]} draws")
 def problem(request: pytest.FixtureRequest) -> Small:
     return biased(*request.param)
-
-
-def weights() -> Tensor:
-    return torch.linspace(0.5, 2.0, N, dtype=torch.float64)
-
-
-def evaluate(problem: Small, rows: slice = slice(None), **options: object) -> tuple[float, dict[str, Tensor]]:
-    mll = problem.mll(lambda_tolerance=1e-12, chunk_size=16, **options)
-    names, parameters = zip(*problem.parameters().items(), strict=True)
-    bound = mll(problem.model.train()(problem.indices[rows]), problem.y[rows], weights=weights()[rows])
-    return bound.item(), dict(zip(names, torch.autograd.grad(bound, parameters), strict=True))
 
 
 class WithOffset(gpytorch.models.ApproximateGP):
@@ -76,7 +65,7 @@ def by_hand(problem: Small) -> Tensor:
             variances.append(variance if gaussian else torch.zeros_like(variance))
     plain = WithOffset(problem.model)
     mll = CollapsedELBO(problem.likelihood, plain, n * copies, lambda_tolerance=1e-12)
-    v = weights().repeat_interleave(copies) / copies
+    v = weights(problem).repeat_interleave(copies) / copies
     bound = mll(plain.train()(torch.stack(rows)), problem.y.repeat_interleave(copies), weights=v) * copies * n
     beta = 1.0 / problem.likelihood.noise.squeeze() if gaussian else 1.0
     bound = bound - 0.5 * beta * (v * torch.stack(variances)).sum()
@@ -111,28 +100,15 @@ def test_the_scale_of_a_mode_is_where_its_divergence_is_smallest(problem: Small)
 
 
 def test_all_paths_agree(problem: Small) -> None:
-    expected = evaluate(problem, path="generic")
-    for path in ("whitened", "explicit"):
-        for compiled in (True, False):
-            found = evaluate(problem, path=path, compiled=compiled)
-            assert found[0] == pytest.approx(expected[0], rel=1e-10)
-            for name, gradient in expected[1].items():
-                assert float((found[1][name] - gradient).norm()) <= 1e-8 * float(gradient.norm()), name
+    check_paths(problem)
 
 
 def test_it_does_not_matter_how_entries_are_dealt_to_workers(problem: Small) -> None:
-    expected = evaluate(problem)
-    binary = isinstance(problem.likelihood, gpytorch.likelihoods.BernoulliLikelihood)
-    models = [biased(binary, problem.model.factors.draws) for _ in range(3)]
-
-    def job(communicator: ThreadCommunicator) -> tuple[float, dict[str, Tensor]]:
-        rows = [slice(0, 31), slice(31, 31), slice(31, None)][communicator.rank]
-        return evaluate(models[communicator.rank], rows, communicator=communicator)
-
-    for bound, gradients in Workers(3).run(job):
-        assert bound == pytest.approx(expected[0], rel=1e-11)
-        for name, gradient in expected[1].items():
-            torch.testing.assert_close(gradients[name], gradient, rtol=1e-8, atol=1e-11)
+    binary, draws = (
+        isinstance(problem.likelihood, gpytorch.likelihoods.BernoulliLikelihood),
+        problem.model.factors.draws,
+    )
+    check_workers(problem, lambda: biased(binary, draws), first=31)
 
 
 def test_predictions_with_draws_have_the_whole_variance_of_biases(problem: Small) -> None:

@@ -3,9 +3,9 @@
 import gpytorch
 import pytest
 import torch
+from agreement import check_paths, check_workers, evaluate
 from conftest import SHAPE, Small, small
 from torch.distributions import Normal, kl_divergence
-from workers import ThreadCommunicator, Workers
 
 from gptf_gpytorch import CollapsedELBO, KernelPrior, LatentFactors, marginals
 from gptf_gpytorch.variational.strategy import CollapsedVariationalStrategy
@@ -25,14 +25,6 @@ def spread(binary: bool, n: int = 60, **options: object) -> Small:
 @pytest.fixture(params=[False, True], ids=["gaussian", "probit"])
 def problem(request: pytest.FixtureRequest) -> Small:
     return spread(request.param)
-
-
-def evaluate(problem: Small, rows: slice = slice(None), **options: object) -> tuple[float, dict[str, torch.Tensor]]:
-    mll = problem.mll(lambda_tolerance=1e-12, chunk_size=16, **options)
-    names, parameters = zip(*problem.parameters().items(), strict=True)
-    weights = torch.linspace(0.5, 2.0, len(problem.y), dtype=torch.float64)[rows]
-    bound = mll(problem.model.train()(problem.indices[rows]), problem.y[rows], weights=weights)
-    return bound.item(), dict(zip(names, torch.autograd.grad(bound, parameters), strict=True))
 
 
 class PlainRBF(KernelPrior, gpytorch.models.ApproximateGP):
@@ -66,13 +58,7 @@ def test_the_bound_is_that_of_the_draws_less_the_divergence(problem: Small) -> N
 
 
 def test_all_paths_agree(problem: Small) -> None:
-    expected = evaluate(problem, path="generic")
-    for path in ("whitened", "explicit"):
-        for compiled in (True, False):
-            found = evaluate(problem, path=path, compiled=compiled)
-            assert found[0] == pytest.approx(expected[0], rel=1e-10)
-            for name, gradient in expected[1].items():
-                assert float((found[1][name] - gradient).norm()) <= 1e-8 * float(gradient.norm()), name
+    check_paths(problem)
 
 
 def test_the_gradient_is_that_of_finite_differences(problem: Small) -> None:
@@ -91,17 +77,8 @@ def test_the_gradient_is_that_of_finite_differences(problem: Small) -> None:
 
 
 def test_it_does_not_matter_how_entries_are_dealt_to_workers(problem: Small) -> None:
-    expected = evaluate(problem)
-    models = [spread(isinstance(problem.likelihood, gpytorch.likelihoods.BernoulliLikelihood)) for _ in range(3)]
-
-    def job(communicator: ThreadCommunicator) -> tuple[float, dict[str, torch.Tensor]]:
-        rows = [slice(0, 41), slice(41, 41), slice(41, None)][communicator.rank]
-        return evaluate(models[communicator.rank], rows, communicator=communicator)
-
-    for bound, gradients in Workers(3).run(job):
-        assert bound == pytest.approx(expected[0], rel=1e-11)
-        for name, gradient in expected[1].items():
-            torch.testing.assert_close(gradients[name], gradient, rtol=1e-8, atol=1e-11)
+    binary = isinstance(problem.likelihood, gpytorch.likelihoods.BernoulliLikelihood)
+    check_workers(problem, lambda: spread(binary), first=41)
 
 
 def test_draws_are_normal_fixed_and_come_in_pairs() -> None:
