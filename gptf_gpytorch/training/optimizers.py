@@ -182,7 +182,7 @@ class Adam(Optimizer):
 
     def reset(self) -> None:
         """See :meth:`Optimizer.reset`; how far the steps have fallen is not forgotten."""
-        taken = self._taken
+        taken = 0 if self.fall is None else self._taken
         super().reset()
         self._taken = taken
 
