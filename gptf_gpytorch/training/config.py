@@ -33,8 +33,7 @@ class TrainConfig:
         averages over so many draws for every entry. It costs as many times more, and is less prone to overfit. Adam draws
         anew in every step, so that 1 is enough: try ``learning_rate = 0.1`` and ``validation = 0``. The others keep the
         draws, and must be kept from fitting them by entries held out.
-    :param biases: whether every entity has a bias, too, with a normal posterior: much of what is known of clicks or links is
-        how often an entity has any.
+    :param biases: whether every entity has a bias, too, with a normal posterior; links may be predicted better with them.
     :param optimizer: L-BFGS, gradient descent with a line search, or Adam.
     :param max_iterations: steps at most.
     :param learning_rate: of Adam; with draws it falls to a fiftieth until ``max_iterations``, also of a resumed run.
