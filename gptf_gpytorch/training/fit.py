@@ -37,6 +37,9 @@ from gptf_gpytorch.wording import option
 
 # Steps after which the best of several starts is chosen, and until which the deviations of factors are held.
 _SCREENING = 20
+# Of the root of the number of entries: how well lambda is solved in steps whose draws, which are others in every step, move its
+# gradient by far more.
+_LOOSE = 1e-3
 
 
 def fit(
@@ -176,6 +179,8 @@ class _Run:
                     progress = self._started(mll, objective, optimizer) if resumed is None else resumed
                 if resumed is None:
                     self._note_points(mll, progress)
+                if config.stochastic:
+                    mll.lambda_tolerance = _LOOSE * math.sqrt(mll.num_data)
                 reason = self._trained(objective, optimizer, progress, score)
             except InterruptedRunError as stopped:
                 where = f" {self.output} holds it." if self.store.holds_a_state else " Nothing was saved."
@@ -184,6 +189,7 @@ class _Run:
                 kept = progress.iteration if progress.best is None else progress.best_iteration
                 if config.stochastic:
                     objective.turn = kept  # the draws of the step that is kept, also where no step was left to take
+                    mll.lambda_tolerance = None
                 best = objective(progress.point.x if progress.best is None else progress.best)
                 progress.history.kept = Kept(kept, -best.value, None if score is None else score())
                 mll.model.eval()

@@ -17,6 +17,7 @@ from gptf_gpytorch.serving.fold_in import fold_in
 from gptf_gpytorch.serving.predictions import predict
 from gptf_gpytorch.serving.recommend import recommend
 from gptf_gpytorch.training.objective import BoundObjective, mean_log_density
+from gptf_gpytorch.variational.elbo import default_tolerance
 
 
 @pytest.fixture(scope="module")
@@ -138,6 +139,25 @@ def test_fixed_draws_are_fitted_and_new_ones_are_not() -> None:
         gaps.append(bounds[0] - max(bounds[1:]))
     assert gaps[0] > 0.05
     assert abs(gaps[1]) < 0.02
+
+
+def test_steps_that_draw_anew_solve_lambda_roughly_and_the_end_does_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    entries = make_entries()
+    entries = replace(entries, values=(entries.values > entries.values.median()).double())
+    original, norms = BoundObjective.__call__, []
+
+    def looking(self: BoundObjective, x: torch.Tensor) -> Any:
+        found = original(self, x)
+        norms.append((self.turn, self.mll.solution.gradient_norm))
+        return found
+
+    monkeypatch.setattr(BoundObjective, "__call__", looking)
+    result = fit(entries, **ANEW, likelihood="probit", max_iterations=30)
+    steps = [norm for turn, norm in norms if turn > 0]
+    strict = default_tolerance(len(entries), torch.float64)
+    assert steps.pop() <= strict  # the evaluation that writes the q(v) that is kept
+    assert strict < max(steps) <= 1e-3 * len(entries) ** 0.5
+    assert result.bound == pytest.approx(result.history.steps[-1].bound, abs=1e-5)
 
 
 @pytest.mark.parametrize("likelihood", ["gaussian", "probit"])
