@@ -8,7 +8,7 @@ whose keys are options of the method, and:
 - ``data``: the data sets that it is for, all by default;
 - ``folds`` and ``ranks``: others than those of the data set or the table;
 - ``vary``: options with several values, each of which is a row of its own, ``LABEL option=value``;
-- ``on``: options for one data set, as in ``on.acc = {inducing = 200}``.
+- ``on``: options for one data set, as in ``on.acc = {inducing = 200}``, which may have a ``vary`` of their own.
 """
 
 import hashlib
@@ -139,7 +139,8 @@ def _begins(label: str, wanted: str) -> bool:
 
 def _rows(label: str, keys: Mapping[str, Any], data: str) -> Iterator[tuple[str, str, dict[str, Any]]]:
     """The rows of a method: label, name in the registry, options."""
-    options = {name: value for name, value in keys.items() if name not in _WORDS} | keys.get("on", {}).get(data, {})
+    keys = dict(keys) | keys.get("on", {}).get(data, {})
+    options = {name: value for name, value in keys.items() if name not in _WORDS}
     vary = keys.get("vary", {})
     for values in itertools.product(*vary.values()):
         varied = dict(zip(vary, values, strict=True))

@@ -9,6 +9,7 @@ from typing import Any
 import gpytorch
 import numpy as np
 import torch
+from linear_operator import to_linear_operator
 from torch import Tensor
 
 from gptf_gpytorch.distributed.threads import one_core_each
@@ -17,6 +18,8 @@ from gptf_gpytorch.wording import option
 
 # Rows of normal numbers that draws of factors are made with, a power of 2: so many that entries of an entity seldom share one.
 _NOISE = 2**14
+# Levels of how often an entity occurs, two for each doubling: the last one is of 740,000 entries and more.
+_LEVELS = 40
 _PRIMES = (2_654_435_761, 2_246_822_519, 3_266_489_917, 668_265_263)
 _MULTIPLIER, _STRIDE = 6_364_136_223_846_793_005, 2_971
 
@@ -34,6 +37,11 @@ def _positive(name: str, values: Any, count: int | None = None) -> tuple[int, ..
     if not numbers or min(numbers) < 1:
         raise InputError(f"{name} must be integers of at least 1, one for each mode. Got {values!r}.")
     return numbers
+
+
+def level(count: Tensor) -> Tensor:
+    """The level `[d]` of entities that occur so often; one that does not is like one that occurs once."""
+    return (2.0 * count.clamp(min=1).double().log2()).round().long().clamp(max=_LEVELS - 1)
 
 
 def _halves(tables: Sequence[Tensor | None]) -> tuple[Sequence[Tensor | None], Sequence[Tensor | None]]:
@@ -59,6 +67,9 @@ class LatentFactors(gpytorch.Module):  # type: ignore[misc]
         :math:`N(u, \sigma^2)`, and the bound an average over so many draws of the factors for each entry. A draw depends on
         the entry's cell, its number and the evaluation's turn (:attr:`CollapsedELBO.turn`) alone.
     :param biases: whether every entity also has a bias, which is added to f at its entries: see :meth:`offset`.
+    :param occurrences: whether x also has a number for every mode that says how often the entity occurs: one factor of the
+        level of its entry count, of which ``initialize`` takes note. To all but :meth:`check`, which adds their columns to
+        indices, levels are entities of K further modes.
 
     Example:
         >>> factors = LatentFactors(shape=(4, 5, 6), rank=2)
@@ -75,16 +86,21 @@ class LatentFactors(gpytorch.Module):  # type: ignore[misc]
         scale: float = 0.1,
         draws: int = 0,
         biases: bool = False,
+        occurrences: bool = False,
         dtype: torch.dtype = torch.float64,
     ) -> None:
         super().__init__()
-        self.draws = draws
-        self.shape = _positive("shape", shape)
-        self.ranks = _positive("rank", rank, count=len(self.shape))
-        if len(self.ranks) != len(self.shape):
-            raise InputError(
-                f"{option('rank')} must be one number, or one for each of the {len(self.shape)} modes. Got {self.ranks}."
-            )
+        self.draws, self.occurrences = draws, occurrences
+        #: The number of entities of each of the K modes.
+        self.entities = _positive("shape", shape)
+        modes = len(self.entities)
+        ranks = _positive("rank", rank, count=modes)
+        if len(ranks) != modes:
+            raise InputError(f"{option('rank')} must be one number, or one for each of the {modes} modes. Got {ranks}.")
+        self.shape = self.entities + (_LEVELS,) * (modes * occurrences)
+        self.ranks = ranks + (1,) * (modes * occurrences)
+        for mode, size in enumerate(self.entities if occurrences else ()):
+            self.register_buffer(f"levels_{mode}", torch.zeros(size, dtype=torch.long))
         self.weights = torch.nn.ParameterList(
             torch.nn.Parameter(scale * torch.randn(d, r, dtype=dtype))
             for d, r in zip(self.shape, self.ranks, strict=True)
@@ -105,6 +121,11 @@ class LatentFactors(gpytorch.Module):  # type: ignore[misc]
 
     def __len__(self) -> int:
         return len(self.shape)
+
+    @property
+    def levels(self) -> list[Tensor]:
+        """Of each mode, the levels `[d_k]` of its entities; none where it does not matter how often they occur."""
+        return [self.get_buffer(f"levels_{mode}") for mode in range(len(self.shape) - len(self.entities))]
 
     @property
     def dim(self) -> int:
@@ -144,7 +165,8 @@ class LatentFactors(gpytorch.Module):  # type: ignore[misc]
             mean = mean + (torch.zeros_like(bias) if prior else bias)[rows, 0]
             own = variance.expand(len(rows)) if prior else (2.0 * log_deviation[rows, 0]).exp()
             covariance = covariance + own * (rows[:, None] == rows)
-        return gpytorch.distributions.MultivariateNormal(mean, covariance)
+        # Lazy, because it is singular where there are more entries than entities.
+        return gpytorch.distributions.MultivariateNormal(mean, to_linear_operator(covariance))
 
     def scatter_offset_(
         self, gradients: Sequence[Tensor | None], indices: Tensor, d_mean: Tensor, d_variance: Tensor
@@ -240,7 +262,7 @@ class LatentFactors(gpytorch.Module):  # type: ignore[misc]
         return torch.cat(logs, dim=-1).exp()
 
     def check(self, indices: Any) -> Tensor:
-        """Indices that can be gathered, or an error that states the rule and what came."""
+        """Indices that can be gathered, with columns for levels, or an error that states the rule and what came."""
         try:
             indices = torch.as_tensor(indices)
         except (TypeError, ValueError, RuntimeError) as error:
@@ -251,18 +273,24 @@ class LatentFactors(gpytorch.Module):  # type: ignore[misc]
             raise InputError(f"indices must be integers. Got {indices.dtype}.")
         if indices.dtype in (torch.uint16, torch.uint32, torch.uint64):
             indices = indices.long()  # torch has few operations for these
-        if indices.dim() != 2 or indices.size(-1) != len(self.shape):
-            raise InputError(f"indices must be [n, {len(self.shape)}], a column a mode. Got {list(indices.shape)}.")
+        if indices.dim() != 2 or indices.size(-1) != len(self.entities):
+            raise InputError(f"indices must be [n, {len(self.entities)}], a column a mode. Got {list(indices.shape)}.")
         if len(indices):
             with one_core_each():
                 lowest, highest = (bound.tolist() for bound in indices.aminmax(dim=0))
             for mode, (low, high) in enumerate(zip(lowest, highest, strict=True)):
-                if low < 0 or high >= self.shape[mode]:
-                    bad = (indices[:, mode] < 0) | (indices[:, mode] >= self.shape[mode])
+                if low < 0 or high >= self.entities[mode]:
+                    bad = (indices[:, mode] < 0) | (indices[:, mode] >= self.entities[mode])
                     row = int(bad.nonzero()[0])
                     raise InputError(
-                        f"indices of mode {mode} must lie in [0, {self.shape[mode]}). "
+                        f"indices of mode {mode} must lie in [0, {self.entities[mode]}). "
                         f"Got {int(indices[row, mode])} at row {row}."
                     )
         checked: Tensor = indices
-        return checked
+        return self.with_levels(checked, self.levels)
+
+    @staticmethod
+    def with_levels(indices: Tensor, levels: Sequence[Tensor]) -> Tensor:
+        """Indices `[n, K]` and beside them the levels of their entities, if these are given for each mode."""
+        columns = [table.to(indices)[indices[:, mode].long()] for mode, table in enumerate(levels)]
+        return torch.cat([indices, torch.stack(columns, dim=1)], dim=1) if columns else indices

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from gptf_gpytorch.distributed.communicator import Communicator
 from gptf_gpytorch.errors import InputError
-from gptf_gpytorch.factors import LatentFactors
+from gptf_gpytorch.factors import LatentFactors, level
 from gptf_gpytorch.variational.checks import positive_integer
 from gptf_gpytorch.variational.elbo import CollapsedELBO
 from gptf_gpytorch.variational.statistics import EntryChunk, EntryShard
@@ -39,7 +39,7 @@ def initialize(
     the outputscale becomes 1. Lengthscales, and whatever needs no gradient, stay as they are. Where factors have a
     posterior, its deviations become ``scale``, too: hold them there for the first steps, as ``fit`` does, or their prior
     makes noise of them before there is a function that needs them. An entity without entries gets its prior, which is
-    its posterior. Biases become 0, with the deviations that so many entries of noise 1 leave of a prior of variance 1/4.
+    its posterior. Where it matters how often entities occur, the entries of all workers say it. Biases become 0, with the deviations that so many entries of noise 1 leave of a prior of variance 1/4.
 
     Deterministic in ``seed``. With several workers a collective: a sample of all entries chooses the inducing points, all
     entries the scales, and all workers end with the first one's parameters. The start depends on the entries in the
@@ -58,6 +58,10 @@ def initialize(
         raise InputError(f"initialize() is for inducing points [p, D]. Got {list(points.shape)}.")
     factors = getattr(model, "factors", None)
     factors = factors if isinstance(factors, LatentFactors) else None
+    if factors is not None and factors.occurrences:
+        occurrences = _occurrences(factors.check(inputs), factors.entities, mll.communicator)
+        for levels, count in zip(factors.levels, occurrences, strict=True):
+            levels.copy_(level(count))
     inputs = torch.as_tensor(inputs) if factors is None else factors.check(inputs)
     if factors is None and inputs.dim() == 1:
         inputs = inputs.unsqueeze(-1)  # as ApproximateGP does
@@ -87,8 +91,7 @@ def initialize(
 
 def _set_posteriors(factors: LatentFactors, indices: Tensor, communicator: Communicator, scale: float) -> None:
     """The start of the posterior of factors and biases; an entity that no worker has an entry of gets its prior."""
-    mine = [torch.bincount(column.long(), minlength=d) for column, d in zip(indices.T, factors.shape, strict=True)]
-    counts = communicator.sum(torch.cat(mine)).split(factors.shape)
+    counts = _occurrences(indices, factors.shape, communicator)
     for mean, log_deviation, count in zip(factors.weights, factors.log_deviations, counts, strict=False):
         if mean.requires_grad and log_deviation.requires_grad:
             log_deviation.fill_(math.log(scale))
@@ -98,6 +101,13 @@ def _set_posteriors(factors: LatentFactors, indices: Tensor, communicator: Commu
             bias.zero_()
             # What it is for noise of variance 1 and a prior of variance 1/4.
             log_deviation.copy_(-0.5 * (4.0 + count[:, None]).to(bias).log())
+
+
+def _occurrences(indices: Tensor, shape: tuple[int, ...], communicator: Communicator) -> tuple[Tensor, ...]:
+    """Of each of the first modes, those of the shape, how many entries of all workers its entities have."""
+    mine = [torch.bincount(column.long(), minlength=d) for column, d in zip(indices.T, shape, strict=False)]
+    counts: tuple[Tensor, ...] = communicator.sum(torch.cat(mine)).split(shape)
+    return counts
 
 
 def _sample(inputs: Tensor, counts: Tensor, communicator: Communicator, seed: int) -> Tensor:

@@ -37,6 +37,7 @@ class GPTF(KernelPrior, gpytorch.models.ApproximateGP):  # type: ignore[misc]
     :param draws: 0 makes the factors point estimates, as in the paper; with any other number they have a posterior, see
         :class:`LatentFactors`, over which :func:`marginals` averages, and ``model.eval()(indices)`` is at its mean.
     :param biases: whether every entity also has a bias with a normal posterior, which is added to f at its entries.
+    :param occurrences: whether an entry's input also has how often its entities occur, see :class:`LatentFactors`.
     :param jitter_val: added to the diagonal of K_BB.
     :param dtype: the precision of everything; double by default, because single is not enough for the bound.
 
@@ -58,11 +59,12 @@ class GPTF(KernelPrior, gpytorch.models.ApproximateGP):  # type: ignore[misc]
         *,
         draws: int = 0,
         biases: bool = False,
+        occurrences: bool = False,
         jitter_val: float | None = None,
         dtype: torch.dtype = torch.float64,
     ) -> None:
         num_inducing = positive_integer("num_inducing", num_inducing)
-        factors = LatentFactors(shape, rank, draws=draws, biases=biases, dtype=dtype)
+        factors = LatentFactors(shape, rank, draws=draws, biases=biases, occurrences=occurrences, dtype=dtype)
         # Until data says better (see `initialize`): the inputs of random entries, so that B starts where the inputs
         # are.
         rows = torch.stack([torch.randint(d, (num_inducing,)) for d in factors.shape], dim=-1)
@@ -117,7 +119,8 @@ class GPTF(KernelPrior, gpytorch.models.ApproximateGP):  # type: ignore[misc]
                 f"relevance() needs one FactorRBFKernel with the factors' ranks {self.factors.ranks}. Got {names}."
             )
         spread = torch.cat([table.std(0, correction=0) for table in self.factors.weights])
-        return known[0].relevance(spread).detach()
+        # How often an entity occurs counts with its mode.
+        return known[0].relevance(spread).detach().view(-1, len(self.factors.entities)).sum(0)
 
     def to_svgp(self) -> "GPTF":
         """The fitted optimum as a stock GPyTorch SVGP with the same predictions; see :func:`to_svgp`."""

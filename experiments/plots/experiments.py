@@ -94,14 +94,17 @@ def bars(plan: Plan, cells: dict[str, Any]) -> Figure:
 
 
 def scalability(plan: Plan, cells: dict[str, Any]) -> Figure:
-    """Speed against workers, cost against entries, accuracy against time."""
-    figure = Figure(figsize=(10.2, 3.0), layout="constrained")
-    speed, cost, accuracy = figure.subplots(1, 3)
+    """Speed against workers, cost against entries, and for every data set accuracy against time."""
     done = [(cell, cells[cell.key]) for cell in plan.cells if cell.key in cells]
+    found = [row for row in rows(plan, cells) if row.label.startswith("time-")]
+    names = list(dict.fromkeys(row.data for row in found))
+    columns = 5
+    panels = Figure(figsize=(2.6 * columns, 2.8 * -(-(2 + len(names)) // columns)), layout="constrained")
+    speed, cost, *others = panels.subplots(-(-(2 + len(names)) // columns), columns, squeeze=False).flat
     for axes, name in ((speed, "workers"), (cost, "entries")):
         points = [
-            (cell.options[name], found["details"]["seconds_per_step"])
-            for cell, found in done
+            (cell.options[name], result["details"]["seconds_per_step"])
+            for cell, result in done
             if cell.label.startswith(f"{name} ")
         ]
         x, seconds = ([point[side] for point in points] for side in (0, 1))
@@ -109,17 +112,21 @@ def scalability(plan: Plan, cells: dict[str, Any]) -> Figure:
         axes.set_ylim(bottom=0)
         axes.set_xlim(left=0)
         axes.set(xlabel=name)
-    speed.set(title="ACC, rank 3: iterations a second", xticks=[1, 2])
-    cost.set(title="seconds an iteration, one worker")
-    for label in dict.fromkeys(cell.label.partition(" ")[0] for cell, _ in done if cell.label.startswith("time-")):
-        line = sorted(
-            (row.seconds, row.mean, row.error or 0.0) for row in rows(plan, cells) if row.label.startswith(f"{label} ")
-        )
-        x, means, errors = zip(*line, strict=True)
-        accuracy.errorbar(x, means, errors, marker="o", capsize=2, label=label.removeprefix("time-"))
-    accuracy.set(title="test RMSE against seconds of training", xscale="log", xlabel="s")
-    accuracy.legend()
-    return figure
+    speed.set(title="acc: iterations a second", xticks=[1, 2])
+    cost.set(title="acc: seconds an iteration")
+    for axes, data in zip(others, names, strict=False):
+        mine = [row for row in found if row.data == data]
+        for place, label in enumerate(("time-ours", "time-svgp", "time-cp")):
+            line = sorted((row.seconds, row.mean) for row in mine if row.label.startswith(f"{label} "))
+            if line:
+                axes.plot(
+                    *zip(*line, strict=True), marker="o", color=COLOURS[2 * place], label=label.removeprefix("time-")
+                )
+        axes.set(title=f"{data}, rank 3", xscale="log", xlabel="s of training", ylabel=f"test {mine[0].metric.upper()}")
+    for axes in others[len(names) :]:
+        axes.set_axis_off()
+    _legend(panels)
+    return panels
 
 
 def _legend(figure: Figure) -> None:

@@ -26,14 +26,16 @@ def averaged(fitted: FittedModel, indices: Tensor, modes: Sequence[int]) -> Marg
     f is then a mixture of normals :math:`N(m, v)`, with mean :math:`\mathrm E m` and variance
     :math:`\mathrm E v + \mathrm{Var}\, m`. An RBF kernel is a product over modes, so that the averages over
     all combinations of entities need only those of each mode, :math:`\mathrm E k` and :math:`\mathrm E k k'`. For other kernels,
-    for factors with a posterior and for biases, a seeded sample stands for the combinations, where there are many.
+    for factors with a posterior, for biases and where it matters how often entities occur, a seeded sample stands for the
+    combinations, where there are many.
 
     :param modes: the open ones; their columns of the indices are not looked at.
     """
     prior = recognise(fitted.model, fitted.mll.strategy.inducing_points)
     with torch.no_grad(), one_core_each():
         factors = fitted.model.factors
-        if prior is not None and not prior.slope_differs and not factors.draws and not factors.biases:
+        plain = not (factors.draws or factors.biases or factors.occurrences)
+        if prior is not None and not prior.slope_differs and plain:
             parts = _threaded(_Product(fitted, prior, modes), indices)
         else:
             parts = [_mixed(fitted, part, modes) for part in indices.split(_CHUNK)]

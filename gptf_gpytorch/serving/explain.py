@@ -25,7 +25,8 @@ def relevance(fitted: FittedModel) -> dict[str, float]:
 
     A mode's share is proportional to :math:`\sum_d s_{kd}^2 / \ell_{kd}^2`, with the standard deviations s of its
     factors and their lengthscales; see :meth:`gptf_gpytorch.FactorRBFKernel.relevance`. It is the same for RBF and
-    Matern kernels, which see nothing but the length-scaled distance. Biases are left out.
+    Matern kernels, which see nothing but the length-scaled distance. How often an entity occurs counts with its mode; biases are
+    left out.
 
     Example:
         >>> round(sum(relevance(fitted).values()), 6)
@@ -37,7 +38,7 @@ def relevance(fitted: FittedModel) -> dict[str, float]:
     with torch.no_grad():
         kernel.lengthscale = _lengthscales(fitted)
         spread = torch.cat([table.std(0, correction=0) for table in factors.weights])
-        shares = kernel.relevance(spread).tolist()
+        shares = kernel.relevance(spread).view(-1, len(factors.entities)).sum(0).tolist()
     return dict(zip(fitted.mode_names, shares, strict=True))
 
 
@@ -45,7 +46,7 @@ def neighbours(fitted: FittedModel, mode: str, entity: Any, top: int = 10) -> li
     r"""The entities of a mode that are nearest to one of them, nearest first.
 
     The distance is that of the kernel, :math:`\bigl(\sum_d (u_d - u'_d)^2 / \ell_d^2\bigr)^{1/2}`: entities at distance 0 are one
-    and the same to the model (but for biases), and those far beyond 1 have little to do with each other.
+    and the same to the model (but for biases and how often they occur), and those far beyond 1 have little to do with each other.
 
     :param entity: its id.
     :param top: how many; fewer come where there are fewer.

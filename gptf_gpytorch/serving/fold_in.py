@@ -15,6 +15,7 @@ from gptf_gpytorch.data.entries import TensorEntries
 from gptf_gpytorch.data.vocabulary import Vocabulary
 from gptf_gpytorch.distributed.threads import split
 from gptf_gpytorch.errors import DataError, InputError
+from gptf_gpytorch.factors import level
 from gptf_gpytorch.serving.lookup import check_modes
 from gptf_gpytorch.training.saved import FittedModel, build
 from gptf_gpytorch.variational.prediction import DRAWS
@@ -59,7 +60,7 @@ def fold_in(fitted: FittedModel, entries: TensorEntries) -> FittedModel:
     job = _NewRows(fitted, indices, entries, shape)
     # One chunk, one core: operations this small would wait for each other's threads, 25 times as long on a busy machine.
     [rows] = split(lambda _: job.solve(), [indices], threaded=True)
-    return _with_rows(fitted, rows, vocabularies, shape)
+    return _with_rows(fitted, rows, job.levels, vocabularies, shape)
 
 
 def _extended(
@@ -103,14 +104,20 @@ class _NewRows:
     """The objective over the new rows of all modes, and its maximum."""
 
     def __init__(self, fitted: FittedModel, indices: Tensor, entries: TensorEntries, shape: Sequence[int]) -> None:
-        self.fitted, factors = fitted, fitted.model.factors
+        factors = fitted.model.factors
         # A row holds the factors and, if they have a posterior, the logs of their deviations; then a bias and the log of its.
         parts = _by_mode(factors.tables, len(factors))
         self.tables = [torch.cat(part, dim=1).detach() for part in parts]
         self.widths = [[table.size(1) for table in part] for part in parts]
         self.bias_variances = [variance.detach() for variance in factors.bias_variances()]
-        known = torch.tensor(fitted.shape)
-        some = (indices >= known).any(dim=1)
+        # New entities have the levels of as many entries as there are of them; levels are never new.
+        self.levels = [
+            torch.cat([known, level(torch.bincount(column, minlength=size)[len(known) : size])])
+            for known, column, size in zip(factors.levels, indices.T, shape, strict=False)
+        ]
+        indices, after = factors.with_levels(indices, self.levels), (*shape, *factors.shape[len(shape) :])
+        self.shape = torch.tensor(factors.shape)
+        some = (indices >= self.shape).any(dim=1)
         draws = range(max(DRAWS, factors.draws) if factors.draws else 0)  # few that stay would be fitted
         copies = max(1, len(draws))
         self.noise = factors.noise(indices[some], draws) if draws else None
@@ -118,7 +125,7 @@ class _NewRows:
         self.values = fitted.scaling.scaled(entries.values[some]).repeat_interleave(copies)
         weights = torch.ones(len(indices)) if entries.weights is None else entries.weights
         self.weights = weights[some].double().repeat_interleave(copies) / copies
-        self.counts = [after - before for before, after in zip(fitted.shape, shape, strict=True)]
+        self.counts = (torch.tensor(after) - self.shape).tolist()
         self.groups = self._groups()
         strategy = fitted.mll.strategy
         q = strategy._variational_distribution
@@ -137,8 +144,8 @@ class _NewRows:
         offsets = np.cumsum([0, *self.counts])
         total = int(offsets[-1])
         names = torch.where(
-            self.indices >= torch.tensor(self.fitted.shape),
-            self.indices - torch.tensor(self.fitted.shape) + torch.tensor(offsets[:-1]),
+            self.indices >= self.shape,
+            self.indices - self.shape + torch.tensor(offsets[:-1]),
             total,
         )  # [n, K]: the place among the new entities, or one behind them
         self.places = names
@@ -157,7 +164,7 @@ class _NewRows:
         """E log p(y | f) under q(f), `[n]`; indices beyond the known ones are of the new rows."""
         indices, values, parts = self.indices[entries], self.values[entries], []
         for mode, table in enumerate(self.tables):
-            column, size = indices[:, mode], self.fitted.shape[mode]
+            column, size = indices[:, mode], int(self.shape[mode])
             part = table[column.clamp(max=size - 1)]
             if len(rows[mode]):
                 new = column >= size
@@ -249,13 +256,19 @@ def _by_mode(tables: tuple[Tensor, ...], modes: int) -> list[tuple[Tensor, ...]]
 
 
 def _with_rows(
-    fitted: FittedModel, rows: Sequence[Tensor], vocabularies: tuple[Vocabulary | None, ...], shape: tuple[int, ...]
+    fitted: FittedModel,
+    rows: Sequence[Tensor],
+    levels: Sequence[Tensor],
+    vocabularies: tuple[Vocabulary | None, ...],
+    shape: tuple[int, ...],
 ) -> FittedModel:
     """A model of its own with the rows behind the known ones."""
     mll = build(fitted.config, shape, fitted.mll.num_data)
     state = fitted.mll.state_dict()
     places = {id(table): f"model.{name}" for name, table in fitted.model.named_parameters()}
-    for tables, new in zip(_by_mode(fitted.model.factors.tables, len(shape)), rows, strict=True):
+    factors = fitted.model.factors
+    state |= {f"model.factors.levels_{mode}": known for mode, known in enumerate(levels)}
+    for tables, new in zip(_by_mode(factors.tables, len(factors)), rows, strict=True):
         for table, columns in zip(tables, new.split([table.size(1) for table in tables], 1), strict=True):
             state[places[id(table)]] = torch.cat([table.detach(), columns])
     mll.load_state_dict(state)

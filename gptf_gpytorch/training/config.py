@@ -34,9 +34,14 @@ class TrainConfig:
         anew in every step, so that 1 is enough: try ``learning_rate = 0.1`` and ``validation = 0``. The others keep the
         draws, and must be kept from fitting them by entries held out.
     :param biases: whether every entity has a bias, too, with a normal posterior; links may be predicted better with them.
+    :param occurrences: whether how often its entities occur among the training entries is part of an entry's input; it often
+        says much of clicks and links.
     :param optimizer: L-BFGS, gradient descent with a line search, or Adam.
     :param max_iterations: steps at most.
     :param learning_rate: of Adam; with draws it falls to a fiftieth until ``max_iterations``, also of a resumed run.
+    :param warmup: the share of the steps of Adam, with draws, in which the divergence of factors from their prior grows from a
+        twentieth to its full weight, so that they are not given up before they are of use. It may help much where values have
+        little noise, and harm where they have much.
     :param tolerance: stop when the bound of an entry has grown by less than this share of itself in ten steps; not looked
         at where steps draw anew.
     :param gradient_tolerance: stop when no component of the gradient of the bound of an entry is larger.
@@ -66,9 +71,11 @@ class TrainConfig:
     mean: MeanName = "constant"
     draws: int = 0
     biases: bool = False
+    occurrences: bool = False
     optimizer: OptimizerName = "lbfgs"
     max_iterations: int = 200
     learning_rate: float = 0.03
+    warmup: float = 0.0
     tolerance: float = 1e-5
     gradient_tolerance: float = 1e-6
     max_seconds: float = math.inf
@@ -108,7 +115,7 @@ class TrainConfig:
             if not right:
                 raise InputError(f"{option(name)} must be a number in [{least:g}, {most:g}]. Got {value!r}.")
             object.__setattr__(self, name, float(value))
-        for name in ("biases", "standardize"):
+        for name in ("biases", "occurrences", "standardize"):
             if not isinstance(getattr(self, name), bool):
                 raise InputError(f"{option(name)} must be true or false. Got {getattr(self, name)!r}.")
 
@@ -116,6 +123,11 @@ class TrainConfig:
     def stochastic(self) -> bool:
         """Whether every step draws factors anew, so that bounds differ by chance."""
         return self.draws > 0 and self.optimizer == "adam"
+
+    def prior_weight(self, step: int) -> float:
+        """What the divergence of factors is weighed with in a step that draws anew."""
+        steps = self.warmup * self.max_iterations
+        return 1.0 if step >= steps else 0.05 + 0.95 * step / steps
 
     @classmethod
     def of(cls, values: Mapping[str, Any], where: str = "the configuration") -> "TrainConfig":
@@ -186,6 +198,7 @@ _WHOLE = {
 }
 _REAL = {
     "learning_rate": (1e-12, 1e6),
+    "warmup": (0.0, 1.0),
     "tolerance": (0.0, 1.0),
     "gradient_tolerance": (0.0, math.inf),
     "max_seconds": (0.0, math.inf),

@@ -189,7 +189,7 @@ class _Run:
                 kept = progress.iteration if progress.best is None else progress.best_iteration
                 if config.stochastic:
                     objective.turn = kept  # the draws of the step that is kept, also where no step was left to take
-                    mll.lambda_tolerance = None
+                    mll.lambda_tolerance, mll.prior_weight = None, 1.0
                 best = objective(progress.point.x if progress.best is None else progress.best)
                 progress.history.kept = Kept(kept, -best.value, None if score is None else score())
                 mll.model.eval()

@@ -34,10 +34,11 @@ def build(
             shape,
             config.rank,
             inducing,
-            kernel=config.make_kernel(ranks),
+            kernel=config.make_kernel(ranks + (1,) * (len(shape) * config.occurrences)),
             mean=config.make_mean(),
             draws=config.draws,
             biases=config.biases,
+            occurrences=config.occurrences,
         )
         likelihood = ProbitLikelihood() if config.likelihood == "probit" else gpytorch.likelihoods.GaussianLikelihood()
         return CollapsedELBO(likelihood, model, num_data, communicator, chunk_size=config.chunk_size)
@@ -64,7 +65,7 @@ class FittedModel:
     @property
     def shape(self) -> tuple[int, ...]:
         """The number of entities of each mode."""
-        return self.model.factors.shape
+        return self.model.factors.entities
 
     @property
     def binary(self) -> bool:
@@ -135,11 +136,12 @@ class FittedModel:
         return {
             "likelihood": self.config.likelihood,
             "modes": dict(zip(self.mode_names, self.shape, strict=True)),
-            "ranks": list(self.model.factors.ranks),
+            "ranks": list(self.model.factors.ranks[: len(self.shape)]),
             "inducing": self.mll.strategy.inducing_points.size(-2),
             "kernel": self.config.kernel,
             "draws": self.config.draws,
             "biases": self.config.biases,
+            "occurrences": self.config.occurrences,
             "entries": self.mll.num_data,
             "parameters": sum(p.numel() for p in self.mll.parameters()),
             "steps": last.iteration if last else None,

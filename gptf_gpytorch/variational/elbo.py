@@ -118,6 +118,8 @@ class CollapsedELBO(gpytorch.mlls.MarginalLogLikelihood):  # type: ignore[misc]
         self.lambda_solver, self.lambda_tolerance, self.lambda_passes = lambda_solver, lambda_tolerance, lambda_passes
         #: Which draws of factors an evaluation takes, where they have a posterior: another number gives others.
         self.turn = 0
+        #: What the factors' prior, or the divergence of their posterior from it, is weighed with; other than 1 is no bound.
+        self.prior_weight = 1.0
         #: The named terms of the last bound, not divided by ``num_data``.
         self.terms: dict[str, Tensor] = {}
         #: How the last lambda was found; None for the Gaussian bound.
@@ -229,7 +231,7 @@ class CollapsedELBO(gpytorch.mlls.MarginalLogLikelihood):  # type: ignore[misc]
         terms, posterior = evaluate(shard, maps, batch_shape)
         factors = [module for module in self.model.modules() if isinstance(module, LatentFactors)]
         if factors:
-            terms["factor_prior"] = torch.stack([module.log_prior() for module in factors]).sum()
+            terms["factor_prior"] = self.prior_weight * torch.stack([module.log_prior() for module in factors]).sum()
         priors = [prior.log_prob(closure(module)).sum() for _, module, prior, closure, _ in self.named_priors()]
         if priors:
             terms["hyper_prior"] = torch.stack(priors).sum()

@@ -10,7 +10,7 @@ import pytest
 import torch
 from small_tensor import make_entries
 
-from gptf_gpytorch import FittedModel, InterruptedRunError, fit
+from gptf_gpytorch import FittedModel, InterruptedRunError, TrainConfig, fit
 from gptf_gpytorch.data import TensorEntries
 from gptf_gpytorch.serving.explain import neighbours, relevance
 from gptf_gpytorch.serving.fold_in import fold_in
@@ -243,3 +243,27 @@ def test_new_entities_get_a_bias(biased: FittedModel) -> None:
     assert factors.log_bias_deviations[0][16].item() == pytest.approx(float(0.5 * variance.log()))
     known = entries.indices[:20]
     assert torch.equal(predict(wider, known).mean, predict(biased, known).mean)
+
+
+def test_a_warm_up_lets_the_divergence_grow_to_its_whole_weight(monkeypatch: pytest.MonkeyPatch) -> None:
+    original, weights = BoundObjective.__call__, []
+
+    def looking(self: BoundObjective, x: torch.Tensor) -> Any:
+        found = original(self, x)
+        if self.turn:
+            weights.append((self.turn, self.mll.prior_weight, float(self.mll.terms["factor_prior"])))
+        return found
+
+    monkeypatch.setattr(BoundObjective, "__call__", looking)
+    result = fit(make_entries(), **ANEW, max_iterations=20, warmup=0.5)
+    [*steps, (_, last, prior)] = weights
+    assert [weight for _, weight, _ in steps] == pytest.approx([0.05 + 0.095 * min(turn, 10) for turn, _, _ in steps])
+    assert last == 1.0
+    assert prior == pytest.approx(float(result.fitted.model.factors.log_prior().detach()))
+    plain = fit(make_entries(), **ANEW, max_iterations=20)
+    assert result.bound != plain.bound
+    # Stopped on the way, the model that is kept has a bound all the same.
+    monkeypatch.setattr(TrainConfig, "prior_weight", lambda *_: 0.1)
+    stopped = fit(make_entries(), **ANEW, max_iterations=5)
+    assert stopped.bound < stopped.history.steps[-1].bound
+    assert stopped.fitted.mll.prior_weight == 1.0
