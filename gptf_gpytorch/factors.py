@@ -39,6 +39,16 @@ def _positive(name: str, values: Any, count: int | None = None) -> tuple[int, ..
     return numbers
 
 
+def hashed(indices: Tensor, first: int, multiplier: int, _: int, *primes: int) -> Tensor:
+    """A number `[n]` for each cell `[n, K]`, see :meth:`LatentFactors.hashing`; its upper bits are mixed best."""
+    factors = indices.new_tensor(primes, dtype=torch.long)
+    mixed = (indices.long() + 1) * factors[torch.arange(indices.size(-1)) % len(primes)]
+    code = torch.full_like(mixed[:, 0], first)
+    for column in mixed.unbind(-1):
+        code = (code ^ column) * multiplier  # wraps around
+    return code
+
+
 def level(count: Tensor) -> Tensor:
     """The level `[d]` of entities that occur so often; one that does not is like one that occurs once."""
     return (2.0 * count.clamp(min=1).double().log2()).round().long().clamp(max=_LEVELS - 1)
@@ -213,12 +223,7 @@ class LatentFactors(gpytorch.Module):  # type: ignore[misc]
         return (turn * 1_442_695_040_888_963_407 % 2**63, _MULTIPLIER, _STRIDE, *_PRIMES)
 
     def _noise(self, indices: Tensor, draws: range, turn: int, table: Tensor) -> Tensor:
-        first, multiplier, stride, *primes = self.hashing(turn)
-        factors = indices.new_tensor(primes, dtype=torch.long)
-        mixed = (indices.long() + 1) * factors[torch.arange(indices.size(-1)) % len(primes)]
-        code = torch.full_like(mixed[:, 0], first)
-        for column in mixed.unbind(-1):
-            code = (code ^ column) * multiplier  # wraps around
+        code, stride = hashed(indices, *self.hashing(turn)), self.hashing(turn)[2]
         numbers = torch.arange(draws.start, draws.stop, device=indices.device)
         places = (code[:, None] >> 40) + (numbers // 2) * stride
         signs = 1 - 2 * (numbers % 2)

@@ -39,7 +39,8 @@ def initialize(
     the outputscale becomes 1. Lengthscales, and whatever needs no gradient, stay as they are. Where factors have a
     posterior, its deviations become ``scale``, too: hold them there for the first steps, as ``fit`` does, or their prior
     makes noise of them before there is a function that needs them. An entity without entries gets its prior, which is
-    its posterior. Where it matters how often entities occur, the entries of all workers say it. Biases become 0, with the deviations that so many entries of noise 1 leave of a prior of variance 1/4.
+    its posterior. Where it matters how often entities occur, the entries of all workers say it. Biases become 0, with the
+    deviations that so many entries of noise 1 leave of a prior of variance 1/4.
 
     Deterministic in ``seed``. With several workers a collective: a sample of all entries chooses the inducing points, all
     entries the scales, and all workers end with the first one's parameters. The start depends on the entries in the

@@ -37,6 +37,8 @@ class TrainConfig:
     :param occurrences: whether how often its entities occur among the training entries is part of an entry's input; it often
         says much of clicks and links.
     :param optimizer: L-BFGS, gradient descent with a line search, or Adam.
+    :param batch: entries, about, of a step of Adam with draws: another random part of all in every step, in turns. 0 takes
+        all, as the other optimizers do.
     :param max_iterations: steps at most.
     :param learning_rate: of Adam; with draws it falls to a fiftieth until ``max_iterations``, also of a resumed run.
     :param warmup: the share of the steps of Adam, with draws, in which the divergence of factors from their prior grows from a
@@ -73,6 +75,7 @@ class TrainConfig:
     biases: bool = False
     occurrences: bool = False
     optimizer: OptimizerName = "lbfgs"
+    batch: int = 0
     max_iterations: int = 200
     learning_rate: float = 0.03
     warmup: float = 0.0
@@ -115,6 +118,10 @@ class TrainConfig:
             if not right:
                 raise InputError(f"{option(name)} must be a number in [{least:g}, {most:g}]. Got {value!r}.")
             object.__setattr__(self, name, float(value))
+        if 0 < self.batch < self.inducing:
+            raise InputError(
+                f"{option('batch')} must be 0 or at least {option('inducing')}, {self.inducing}. Got {self.batch}."
+            )
         for name in ("biases", "occurrences", "standardize"):
             if not isinstance(getattr(self, name), bool):
                 raise InputError(f"{option(name)} must be true or false. Got {getattr(self, name)!r}.")
@@ -189,6 +196,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
 _WHOLE = {
     "inducing": 1,
     "draws": 0,
+    "batch": 0,
     "max_iterations": 0,
     "patience": 0,
     "restarts": 1,

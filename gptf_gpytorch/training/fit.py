@@ -159,7 +159,7 @@ class _Run:
             standardize = config.likelihood == "gaussian" and config.standardize
             scaling = Scaling.fitted(mine.values, communicator) if standardize else Scaling()
             mll = build(config, self.entries.shape, len(train), communicator)
-            objective = BoundObjective(mll, mine.indices, scaling.scaled(mine.values), mine.weights)
+            objective = BoundObjective(mll, mine.indices, scaling.scaled(mine.values), mine.weights, self._batch)
             looked_at = None if held_out is None else held_out.shard(communicator.rank, communicator.size)
             score = None if looked_at is None else partial(self._score, mll, looked_at, scaling)
         fall = config.max_iterations if config.stochastic else None
@@ -189,6 +189,7 @@ class _Run:
                 kept = progress.iteration if progress.best is None else progress.best_iteration
                 if config.stochastic:
                     objective.turn = kept  # the draws of the step that is kept, also where no step was left to take
+                    objective.part = None
                     mll.lambda_tolerance, mll.prior_weight = None, 1.0
                 best = objective(progress.point.x if progress.best is None else progress.best)
                 progress.history.kept = Kept(kept, -best.value, None if score is None else score())
@@ -285,7 +286,8 @@ class _Run:
         def train(mll: CollapsedELBO) -> None:
             starter.reset()
             mll.model.factors.log_deviations.requires_grad_(not holds)
-            few = BoundObjective(mll, *data, objective.weights)
+            few = BoundObjective(mll, *data, objective.weights, self._batch)
+            few.part = 0 if few.parts > 1 else None
             progress = Progress(few(few.vector()), seconds=time.monotonic() - began)
             Loop(few, starter, short, progress, tracker=Tracker(), stop=self.stop).run()
             few.assign(progress.point.x)
@@ -305,6 +307,11 @@ class _Run:
             )
         optimizer.reset()
         return Progress(objective(objective.vector()), seconds=time.monotonic() - began)
+
+    @property
+    def _batch(self) -> int:
+        """Entries of a part: there are parts only where every step draws anew."""
+        return self.config.batch if self.config.stochastic else 0
 
     def _note_points(self, mll: CollapsedELBO, progress: Progress) -> None:
         points, wanted = mll.strategy.inducing_points.size(-2), self.config.inducing

@@ -97,6 +97,7 @@ class Loop:
         jitter = self._jitter
         if self.config.stochastic:
             self.objective.turn = progress.iteration + 1
+            self.objective.part = progress.iteration % self.objective.parts if self.objective.parts > 1 else None
             self.objective.mll.prior_weight = self.config.prior_weight(progress.iteration + 1)
         try:
             with warnings.catch_warnings(), self._communicator.asking(self._wish):

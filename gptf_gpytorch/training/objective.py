@@ -10,6 +10,7 @@ from gptf_gpytorch.data.entries import TensorEntries
 from gptf_gpytorch.distributed.communicator import Communicator
 from gptf_gpytorch.distributed.threads import one_core_each
 from gptf_gpytorch.errors import NumericalError
+from gptf_gpytorch.factors import LatentFactors, hashed
 from gptf_gpytorch.likelihoods import log_predictive
 from gptf_gpytorch.training.optimizers import Point
 from gptf_gpytorch.variational.elbo import CollapsedELBO
@@ -43,10 +44,27 @@ class BoundObjective:
 
     :param mll: the bound; its model is put into training mode.
     :param entries: this worker's training entries, their values as the model sees them.
+    :param batch: entries, about, of each of the parts that an evaluation may take for all; 0 makes no parts. A part is of random
+        cells, whoever has them. With several workers making parts is a collective.
     """
 
-    def __init__(self, mll: CollapsedELBO, indices: Tensor, values: Tensor, weights: Tensor | None) -> None:
+    def __init__(
+        self, mll: CollapsedELBO, indices: Tensor, values: Tensor, weights: Tensor | None, batch: int = 0
+    ) -> None:
         self.mll, self.indices, self.values, self.weights = mll, indices, values, weights
+        #: How many parts there are.
+        self.parts = max(1, round(mll.num_data / batch)) if batch else 1
+        #: The part of the entries that the next evaluation takes, weighed to stand for all; None for all.
+        self.part: int | None = None
+        self._rows: tuple[Tensor, ...] = ()
+        self._sizes: list[int] = []
+        if self.parts > 1:
+            part = (hashed(indices, *LatentFactors.hashing(1)) >> 30) % self.parts
+            mine = torch.bincount(part, minlength=self.parts)
+            self._rows, self._sizes = (
+                part.argsort(stable=True).split(mine.tolist()),
+                mll.communicator.sum(mine).tolist(),
+            )
         self.parameters = [parameter for parameter in mll.parameters() if parameter.requires_grad]
         self.evaluations = self.failures = 0
         #: Which draws of factors the next evaluation takes, see :attr:`CollapsedELBO.turn`.
@@ -70,14 +88,17 @@ class BoundObjective:
         self.last = x.clone()
         self.evaluations += 1
         self.mll.turn = self.turn
+        indices, values, weights = self._taken()
         for parameter in self.parameters:
             parameter.grad = None
         try:
-            loss = -self.mll(self.mll.model.train()(self.indices), self.values, weights=self.weights)
+            loss = -self.mll(self.mll.model.train()(indices), values, weights=weights)
             loss.backward()
         except NumericalError:
             self.failures += 1
             raise
+        finally:
+            self.mll.sample = None
         gradient = torch.cat([_gradient(parameter) for parameter in self.parameters])
         if not math.isfinite(loss.item()) or not bool(gradient.isfinite().all()):
             self.failures += 1
@@ -85,6 +106,14 @@ class BoundObjective:
                 f"The bound and its gradient must be finite. Got {loss.item()} and a gradient of norm {gradient.norm()}."
             )
         return Point(x, loss.item(), gradient)
+
+    def _taken(self) -> tuple[Tensor, Tensor, Tensor | None]:
+        """The entries of an evaluation."""
+        if self.part is None:
+            return self.indices, self.values, self.weights
+        rows, self.mll.sample = self._rows[self.part], self._sizes[self.part]
+        weights = self.values.new_ones(len(rows)) if self.weights is None else self.weights[rows]
+        return self.indices[rows], self.values[rows], weights * (self.mll.num_data / self.mll.sample)
 
 
 def _gradient(parameter: Tensor) -> Tensor:

@@ -120,6 +120,8 @@ class CollapsedELBO(gpytorch.mlls.MarginalLogLikelihood):  # type: ignore[misc]
         self.turn = 0
         #: What the factors' prior, or the divergence of their posterior from it, is weighed with; other than 1 is no bound.
         self.prior_weight = 1.0
+        #: How many of the ``num_data`` entries the next evaluation takes, weighed to stand for all; None for all.
+        self.sample: int | None = None
         #: The named terms of the last bound, not divided by ``num_data``.
         self.terms: dict[str, Tensor] = {}
         #: How the last lambda was found; None for the Gaussian bound.
@@ -200,7 +202,7 @@ class CollapsedELBO(gpytorch.mlls.MarginalLogLikelihood):  # type: ignore[misc]
         # For labels the mean of log Phi over draws is a tighter bound than that with the variance of biases.
         draws_biases = bool(draws) and isinstance(self.likelihood, BernoulliLikelihood)
         where = (self.chunk_size, points.device, points.dtype)
-        return EntryShard(inputs, y, v, factors, *where, draws, self.turn, draws_biases)
+        return EntryShard(inputs, y, v, factors, *where, draws, self.turn, draws_biases, self.sample or self.num_data)
 
     def _nothing(self) -> tuple[EntryShard, torch.Size]:
         """No entries, and the batch shape of the model."""
@@ -256,7 +258,7 @@ class CollapsedELBO(gpytorch.mlls.MarginalLogLikelihood):  # type: ignore[misc]
     def _gaussian(self, shard: EntryShard, maps: Maps, _: torch.Size) -> tuple[dict[str, Tensor], WhitenedPosterior]:
         self.solution = None
         statistics = GaussianStatistics(*sharded_sum(maps.gaussian(), shard, self.communicator))
-        self._check_sums(statistics, shard.copies)
+        self._check_sums(statistics, shard)
         bound, posterior = theorem_1(statistics, self.likelihood.noise.squeeze(-1).reciprocal())
         return bound._asdict(), posterior
 
@@ -289,7 +291,7 @@ class CollapsedELBO(gpytorch.mlls.MarginalLogLikelihood):  # type: ignore[misc]
 
     def _probit_sums(self, shard: EntryShard, maps: Maps, eta: Tensor) -> ProbitStatistics:
         statistics = ProbitStatistics(*sharded_sum(maps.probit(eta), shard, self.communicator))
-        self._check_sums(statistics, shard.copies)
+        self._check_sums(statistics, shard)
         return statistics
 
     def _last_eta(self, batch_shape: torch.Size) -> Tensor:
@@ -311,12 +313,13 @@ class CollapsedELBO(gpytorch.mlls.MarginalLogLikelihood):  # type: ignore[misc]
         statistics = ProbitStatistics(*total(maps.probit(start), shard, self.communicator))
         return fixed_point(evaluate, statistics.W, start, tolerance=tolerance, max_passes=self.lambda_passes)
 
-    def _check_sums(self, statistics: GaussianStatistics | ProbitStatistics, copies: int) -> None:
+    @staticmethod
+    def _check_sums(statistics: GaussianStatistics | ProbitStatistics, shard: EntryShard) -> None:
         # Exact in double precision; single precision cannot count beyond 2^24.
-        entries = int(statistics.entries) // copies
-        if abs(entries - self.num_data) > self.num_data * torch.finfo(statistics.entries.dtype).eps:
+        entries = int(statistics.entries) // shard.copies
+        if abs(entries - shard.total) > shard.total * torch.finfo(statistics.entries.dtype).eps:
             raise InputError(
-                f"num_data must be the number of entries of all workers, {self.num_data}. "
+                f"num_data must be the number of entries of all workers, {shard.total}. "
                 f"Got {entries} entries: pass all of them at every evaluation, each on one worker only."
             )
         for name, value in statistics._asdict().items():

@@ -20,7 +20,8 @@ class EntryShard:
 
     They may live elsewhere, and in another precision, than the model, whose ``device`` and ``dtype`` they are mapped
     in; a memory-mapped file will do. With draws, an entry counts once for each draw of its factors, one after the other, with
-    its weight divided by their number; ``draws_biases`` says whether its biases are drawn with them.
+    its weight divided by their number; ``draws_biases`` says whether its biases are drawn with them. ``total`` is how many
+    entries all workers must have.
     """
 
     inputs: Tensor
@@ -33,6 +34,7 @@ class EntryShard:
     draws: range = range(0)
     turn: int = 0
     draws_biases: bool = False
+    total: int = 0
 
     @property
     def tables(self) -> tuple[Tensor, ...]:

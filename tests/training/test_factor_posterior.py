@@ -17,7 +17,8 @@ from gptf_gpytorch.serving.fold_in import fold_in
 from gptf_gpytorch.serving.predictions import predict
 from gptf_gpytorch.serving.recommend import recommend
 from gptf_gpytorch.training.objective import BoundObjective, mean_log_density
-from gptf_gpytorch.variational.elbo import default_tolerance
+from gptf_gpytorch.training.saved import build
+from gptf_gpytorch.variational.elbo import CollapsedELBO, default_tolerance
 
 
 @pytest.fixture(scope="module")
@@ -267,3 +268,65 @@ def test_a_warm_up_lets_the_divergence_grow_to_its_whole_weight(monkeypatch: pyt
     stopped = fit(make_entries(), **ANEW, max_iterations=5)
     assert stopped.bound < stopped.history.steps[-1].bound
     assert stopped.fitted.mll.prior_weight == 1.0
+
+
+def test_batches_are_parts_of_the_entries_that_stand_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    entries = make_entries()
+    seen: list[tuple[int, int | None, list[list[int]], float]] = []
+    original = CollapsedELBO.forward
+
+    def looking(self: CollapsedELBO, output: Any, target: torch.Tensor, *, weights: torch.Tensor | None = None) -> Any:
+        total = float(len(target) if weights is None else weights.sum())
+        seen.append((self.turn, self.sample, output.inputs.tolist(), total))
+        return original(self, output, target, weights=weights)
+
+    monkeypatch.setattr(CollapsedELBO, "forward", looking)
+    result = fit(entries, **ANEW, max_iterations=8, batch=len(entries) // 4)
+    steps = [(sample, cells, total) for turn, sample, cells, total in seen if turn]
+    last, steps = steps[-1], steps[:8]
+    assert last[0] is None  # the model that is kept knows of all entries
+    assert sorted(last[1]) == sorted(entries.indices.tolist())
+    for sample, cells, total in steps:
+        assert sample == len(cells)
+        assert 0.15 * len(entries) < sample < 0.35 * len(entries)
+        assert total == pytest.approx(len(entries))
+    once = [cell for _, cells, _ in steps[:4] for cell in cells]
+    assert sorted(once) == sorted(entries.indices.tolist())
+    assert [cells for _, cells, _ in steps[4:]] == [cells for _, cells, _ in steps[:4]]
+    assert result.fitted.mll.num_data == len(entries)
+    assert {sample for turn, sample, _, _ in seen if not turn} == {
+        None,
+        steps[0][0],
+    }  # L-BFGS begins with the first part
+
+
+def test_batches_find_what_all_entries_find() -> None:
+    entries = make_entries()
+    options = {**ANEW, "inducing": 30, "max_iterations": 300}
+    whole, parts = (fit(entries, **options, batch=batch).bound for batch in (0, len(entries) // 4))
+    assert parts > whole - 0.1
+
+
+def test_batches_are_the_same_on_any_number_of_workers() -> None:
+    from workers import ThreadCommunicator, Workers
+
+    entries = make_entries()
+    config = TrainConfig(rank=2, inducing=20)
+
+    def value(communicator: Any, rows: slice) -> list[float]:
+        mll = build(config, entries.shape, len(entries), communicator)
+        objective = BoundObjective(mll, entries.indices[rows], entries.values[rows], None, 100)
+        found = []
+        for part in range(objective.parts):
+            objective.part = part
+            found.append(objective(objective.vector()).value)
+        return found
+
+    alone = value(None, slice(None))
+    assert len(set(alone)) == round(len(entries) / 100)
+
+    def job(communicator: ThreadCommunicator) -> list[float]:
+        return value(communicator, [slice(0, 150), slice(150, None)][communicator.rank])
+
+    for found in Workers(2).run(job):
+        assert found == pytest.approx(alone, rel=1e-10)
