@@ -7,12 +7,14 @@ from typing import Any, ClassVar
 
 import myfm
 import numpy as np
+import torch
 from sklearn.linear_model import LogisticRegression
 from sklearn.svm import LinearSVC
 from torch import Tensor
 
 from baselines.base import Array, Fitted, Task
 from baselines.tools import choose, one_hot, require_binary
+from gptf_gpytorch.factors import LatentFactors, level
 
 
 @dataclass(frozen=True)
@@ -69,17 +71,22 @@ class FactorizationMachine:
 
     Its regularisation is sampled, so there is none to choose; labels have a probit link.
 
+    :param occurrences: whether how often an entity occurs, in the levels of ours, is a further one-hot mode for each mode.
     :param samples: of the chain.
     :param kept: how many of the last ones are averaged.
     """
 
     name: ClassVar[str] = "fm"
+    occurrences: bool = False
     samples: int = 200
     kept: int = 100
 
     def fit(self, task: Task) -> Fitted:
-        shape = task.train.shape
-        features, y = one_hot(task.train.indices, shape), task.train.values.double().numpy()
+        modes = LatentFactors(task.train.shape, 1, occurrences=self.occurrences)
+        for levels, column in zip(modes.levels, task.train.indices.T, strict=False):
+            levels.copy_(level(torch.bincount(column.long(), minlength=len(levels))))
+        shape = modes.shape
+        features, y = one_hot(modes.check(task.train.indices), shape), task.train.values.double().numpy()
         model = (myfm.MyFMClassifier if task.binary else myfm.MyFMRegressor)(task.rank, random_seed=task.seed)
         with redirect_stderr(io.StringIO()):  # its bar
             model.fit(
@@ -89,7 +96,7 @@ class FactorizationMachine:
                 n_kept_samples=min(self.kept, self.samples),
                 group_shapes=list(shape),
             )
-        return Fitted(lambda indices: _predict(model, indices, shape), task.binary)
+        return Fitted(lambda indices: _predict(model, modes.check(indices), shape), task.binary)
 
 
 def _predict(model: Any, indices: Tensor, shape: tuple[int, ...]) -> Array:

@@ -1,5 +1,6 @@
 """The tables of experiments/README.md, from the finished fits and from what others have published."""
 
+import json
 import sys
 import tomllib
 from collections.abc import Sequence
@@ -131,6 +132,25 @@ def equal_time(results: Path = RESULTS) -> str:
     return "\n".join(lines) if len(lines) > 2 else NOTHING
 
 
+def ablation(results: Path = RESULTS) -> str:
+    """Of each way to treat factors, the mean score of held-out training entries over folds, and how many these are."""
+    path = results / "factor_posterior.json"
+    runs: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))["runs"] if path.exists() else []
+    if not runs:
+        return NOTHING
+    ways = list(dict.fromkeys(run["way"] for run in runs))
+    lines = [f"| data, rank, steps at most, folds | {' | '.join(ways)} |", "|---" * (len(ways) + 1) + "|"]
+    for data, rank in dict.fromkeys((run["data"], run["rank"]) for run in runs):
+        mine = [run for run in runs if (run["data"], run["rank"]) == (data, rank)]
+        scores = {way: [abs(run["score"]) for run in mine if run["way"] == way] for way in ways}
+        metric = "RMSE" if mine[0]["score"] < 0 else "AUC"
+        shown = [number(sum(found) / len(found)) if found else "" for found in scores.values()]
+        folds, steps = (len({run[name] for run in mine}) for name in ("fold", "iterations"))
+        at_most = f"{max(run['iterations'] for run in mine)}" if steps == 1 else "several"
+        lines.append(f"| {data}, {rank}, {at_most}, {folds}: {metric} | {' | '.join(shown)} |")
+    return "\n".join(lines)
+
+
 def _reached(row: Row) -> str:
     return f"{number(row.mean)} in {row.seconds:.3g} s"
 
@@ -139,4 +159,10 @@ def _tables(names: Sequence[str]) -> dict[str, Any]:
     return {name: lambda name=name: table(name) for name in names}
 
 
-TABLES = {"experiments": overview, **_tables(("small", "large")), "ctr": calibration, "scalability": equal_time}
+TABLES = {
+    "experiments": overview,
+    **_tables(("small", "large")),
+    "ctr": calibration,
+    "scalability": equal_time,
+    "ablation": ablation,
+}

@@ -91,6 +91,24 @@ def test_methods_of_the_entries_alone_find_the_function(name: str, at_most: floa
     assert loss(test, method(name).fit(task).predict(test.indices), False) < at_most * spread
 
 
+def test_a_factorisation_machine_may_know_how_often_entities_occur() -> None:
+    """Users of four entries mostly say 1, those of one and of sixteen mostly 0."""
+    generator = np.random.default_rng(0)
+    times = np.repeat([1, 4, 16], [200, 60, 15])
+
+    def drawn(users: np.ndarray) -> TensorEntries:
+        y = (times[users] == 4) ^ (generator.random(len(users)) < 0.2)
+        cells = np.stack([users, generator.integers(30, size=len(users))], axis=1)
+        return TensorEntries(cells, y.astype(float), shape=(len(times), 30))
+
+    train, test = drawn(np.repeat(np.arange(len(times)), times)), drawn(np.arange(len(times)))
+    told, untold = (
+        score(test, make("fm", {"occurrences": told}).fit(Task(train, True, 2, 0)).predict(test.indices), True)
+        for told in (True, False)
+    )
+    assert told > untold + 0.05
+
+
 def test_the_mean_is_the_training_mean() -> None:
     task, test = tensor(False)
     np.testing.assert_allclose(make("mean", {}).fit(task).predict(test.indices), float(task.train.values.mean()))
