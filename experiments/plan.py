@@ -1,8 +1,8 @@
 """From a file of ``configs/`` to the fits of a table.
 
 A file has the table's ``seed`` and ``ranks``, the name of ``ours`` (the method that every other is tested against), a table
-``[data.NAME]`` for each data set with its ``folds`` (and ``ranks``, if they are its own), and ``[methods.LABEL]`` for each row,
-whose keys are options of the method, and:
+``[data.NAME]`` for each data set with its ``folds`` (and ``ranks``, if they are its own, and ``quick = false``, if it takes too
+long), and ``[methods.LABEL]`` for each row, whose keys are options of the method, and:
 
 - ``method``: the name in the registry, where the label is another one;
 - ``data``: the data sets that it is for, all by default;
@@ -16,7 +16,7 @@ import itertools
 import json
 import tomllib
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -63,11 +63,13 @@ class Plan:
     """A table.
 
     :param ours: the label that the others are tested against.
+    :param slow: the data sets that ``quick`` leaves out.
     """
 
     name: str
     ours: str
     cells: tuple[Cell, ...]
+    slow: frozenset[str] = frozenset()
 
     @classmethod
     def read(cls, name: str, configs: Path = CONFIGS) -> "Plan":
@@ -88,7 +90,8 @@ class Plan:
             for row, method, options in _rows(label, keys, data)
             for rank in ([None] if method in RANKLESS else keys.get("ranks", about.get("ranks", content["ranks"])))
         ]
-        return cls(name, content["ours"], tuple(cells))
+        slow = frozenset(data for data, about in content["data"].items() if not about.get("quick", True))
+        return cls(name, content["ours"], tuple(cells), slow)
 
     def only(
         self,
@@ -101,7 +104,7 @@ class Plan:
     ) -> "Plan":
         """A part of it: the cells that are in every collection that is not empty.
 
-        :param quick: of each data set the first fold and the lowest rank, every method.
+        :param quick: of each data set that is not slow the first fold and the lowest rank, every method.
         """
         parts: dict[str, tuple[str, Collection[Any]]] = {
             "--only": ("label", labels),
@@ -129,7 +132,8 @@ class Plan:
                 cell.data: min(c.rank for c in cells if c.data == cell.data and c.rank) for cell in cells if cell.rank
             }
             cells = [c for c in cells if c.fold == first[c.data] and c.rank in (None, lowest.get(c.data))]
-        return Plan(self.name, self.ours, tuple(cells))
+            cells = [c for c in cells if c.data not in self.slow]
+        return replace(self, cells=tuple(cells))
 
 
 def _begins(label: str, wanted: str) -> bool:

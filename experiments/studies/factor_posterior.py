@@ -44,7 +44,7 @@ def run(data: str, fold: int, rank: int, way: str, iterations: int, inducing: in
         likelihood="probit" if task.binary else "gaussian",
         max_iterations=iterations,
         inducing=inducing,
-        batch=batch,
+        batch=batch if "optimizer" in WAYS[way] else 0,
         seed=fold,
         **WAYS[way],
     )

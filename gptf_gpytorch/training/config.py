@@ -118,13 +118,19 @@ class TrainConfig:
             if not right:
                 raise InputError(f"{option(name)} must be a number in [{least:g}, {most:g}]. Got {value!r}.")
             object.__setattr__(self, name, float(value))
+        for name in ("biases", "occurrences", "standardize"):
+            if not isinstance(getattr(self, name), bool):
+                raise InputError(f"{option(name)} must be true or false. Got {getattr(self, name)!r}.")
+        for name in ("batch", "warmup"):
+            if getattr(self, name) and not self.stochastic:
+                raise InputError(
+                    f"{option(name)} is for {option('optimizer')} adam with {option('draws')} of at least 1. "
+                    f"Got {self.optimizer} with {self.draws}."
+                )
         if 0 < self.batch < self.inducing:
             raise InputError(
                 f"{option('batch')} must be 0 or at least {option('inducing')}, {self.inducing}. Got {self.batch}."
             )
-        for name in ("biases", "occurrences", "standardize"):
-            if not isinstance(getattr(self, name), bool):
-                raise InputError(f"{option(name)} must be true or false. Got {getattr(self, name)!r}.")
 
     @property
     def stochastic(self) -> bool:

@@ -281,7 +281,7 @@ class _Run:
         short = replace(config, max_iterations=steps, validation=0.0, patience=0, checkpoint_seconds=math.inf)
         starter = optimizer
         if config.stochastic and holds:
-            short, starter = replace(short, optimizer="lbfgs"), optimizers.LBFGS()
+            short, starter = replace(short, optimizer="lbfgs", batch=0, warmup=0.0), optimizers.LBFGS()
 
         def train(mll: CollapsedELBO) -> None:
             starter.reset()

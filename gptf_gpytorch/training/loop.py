@@ -79,7 +79,7 @@ class Loop:
             self.progress.seconds = before + time.monotonic() - started
             if self.progress.iteration > iteration:  # neither a rollback nor an interruption
                 spent = (self.objective.evaluations - evaluations) / max(time.monotonic() - since, 1e-9)
-                self._record(spent * self.objective.mll.num_data)
+                self._record(spent * self.objective.entries)
                 self.commit(self.progress)
             if self._asked is not None:
                 return self._answer(self._asked)

@@ -72,6 +72,11 @@ class BoundObjective:
         #: Where the bound was evaluated last.
         self.last = self.vector()
 
+    @property
+    def entries(self) -> int:
+        """How many entries, of all workers, an evaluation takes."""
+        return self.mll.num_data if self.part is None else self._sizes[self.part]
+
     def vector(self) -> Tensor:
         """The parameters, flat."""
         return torch.cat([parameter.detach().reshape(-1) for parameter in self.parameters]).clone()
@@ -111,9 +116,9 @@ class BoundObjective:
         """The entries of an evaluation."""
         if self.part is None:
             return self.indices, self.values, self.weights
-        rows, self.mll.sample = self._rows[self.part], self._sizes[self.part]
+        rows, self.mll.sample = self._rows[self.part], self.entries
         weights = self.values.new_ones(len(rows)) if self.weights is None else self.weights[rows]
-        return self.indices[rows], self.values[rows], weights * (self.mll.num_data / self.mll.sample)
+        return self.indices[rows], self.values[rows], weights * (self.mll.num_data / self.entries)
 
 
 def _gradient(parameter: Tensor) -> Tensor:

@@ -76,8 +76,37 @@ def test_a_row_for_each_method_with_errors_and_stars(tables: dict[str, Any], res
     assert len(clicks) == 2 + len({cell.label for cell in Plan.read("ctr").cells})
 
 
+def test_what_ours_has_at_equal_time(tables: dict[str, Any], results: Path, tmp_path: Path) -> None:
+    """SVGP-Adam is best, .6, after 50 s; ours has .7 after 10 s, .6 after 20 s and .5 after 80 s."""
+    plan, cells = Plan.read("scalability").only(data=["alog"]), {}
+    points = {
+        "time-svgp": [(20.0, 0.8), (50.0, 0.6), (90.0, 0.65)],
+        "time-ours": [(10.0, 0.7), (20.0, 0.6), (80.0, 0.5)],
+    }
+    for label, known in points.items():
+        mine = [cell for cell in plan.cells if cell.label.startswith(label)]
+        for cell, (seconds, rmse) in zip(mine, known, strict=False):
+            cells[cell.key] = {"metrics": {"rmse": [rmse]}, "seconds": seconds, "environment": "none"}
+    Store(tmp_path, "scalability").path.write_text(json.dumps({"environments": {"none": {}}, "cells": cells}))
+    [line] = tables["equal_time"](tmp_path).splitlines()[2:]
+    assert line == "| alog, rmse | .600 in 50 s | .600 in 20 s | 20 s, 0.40 of its time |"
+    assert len(tables["equal_time"](results).splitlines()) == 2 + 8
+
+
+def test_the_ablation_is_the_mean_over_folds(tables: dict[str, Any], tmp_path: Path) -> None:
+    runs = [
+        {"data": "alog", "rank": 3, "fold": fold, "way": way, "score": score, "iterations": 300}
+        for fold, way, score in ((1, "point", -0.9), (2, "point", -0.8), (1, "new draws", -0.7))
+    ]
+    (tmp_path / "factor_posterior.json").write_text(json.dumps({"runs": runs}))
+    lines = tables["ablation"](tmp_path).splitlines()
+    assert lines[0] == "| data, rank, steps at most, folds | point | new draws |"
+    assert lines[2] == "| alog, 3, 300, 2: RMSE | .850 | .700 |"
+
+
 def test_nothing_is_said_of_what_was_not_run(tables: dict[str, Any], tmp_path: Path) -> None:
     assert all(line.endswith("| not run yet |") for line in tables["overview"](tmp_path).splitlines()[2:])
+    assert tables["equal_time"](tmp_path) == tables["ablation"](tmp_path) == "not run yet"
     assert tables["table"]("small", tmp_path) == tables["calibration"](tmp_path) == "not run yet"
 
 

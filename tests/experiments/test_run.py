@@ -81,6 +81,20 @@ def test_a_table_is_the_product_of_its_file(configs: Path) -> None:
         "synthetic-binary/ours/2/1",
     ]
     assert len(plan.only(labels=["short"], ranks=[2]).cells) == 2
+    path = configs / "small.toml"
+    path.write_text(
+        TABLE.replace("{scale = 0.2}", "{scale = 0.2, vary.max_iterations = [7]}").replace(
+            "ranks = [2]", "quick = false"
+        )
+    )
+    changed = Plan.read("small", configs)
+    assert [cell.place for cell in changed.cells if "short" in cell.label] == [
+        "synthetic/short max_iterations=7/1/1",
+        "synthetic/short max_iterations=7/2/1",
+    ]
+    assert (
+        {cell.data for cell in changed.cells} > {cell.data for cell in changed.only(quick=True).cells} == {"synthetic"}
+    )
     with pytest.raises(InputError, match=r"--data must be in the table small: synthetic, synthetic-binary. Got alog"):
         plan.only(data=["alog"])
 

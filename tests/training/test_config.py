@@ -36,6 +36,13 @@ def test_toml_keywords_and_json_give_the_same(tmp_path: Path) -> None:
         ({"rank": []}, "rank must be one number, or one for each mode. Got none"),
         ({"rank": [2, 1.5]}, "rank must be a whole number from 1 to 1000. Got 1.5"),
         ({"inducing": True}, "inducing must be a whole number"),
+        ({"occurrences": 1}, "occurrences must be true or false. Got 1"),
+        ({"batch": 500}, "batch is for optimizer adam with draws of at least 1. Got lbfgs with 0"),
+        ({"warmup": 0.5, "draws": 1}, "warmup is for optimizer adam with draws of at least 1. Got lbfgs with 1"),
+        (
+            {"batch": 50, "inducing": 60, "draws": 1, "optimizer": "adam"},
+            "batch must be 0 or at least inducing, 60. Got 50",
+        ),
         ({"validation": 1.5}, r"validation must be a number in \[0, 0.9\]. Got 1.5"),
         ({"tolerance": float("nan")}, "tolerance must be a number"),
         ({"max_seconds": "1h"}, "max_seconds must be a number"),
