@@ -133,6 +133,10 @@ class Plan:
             }
             cells = [c for c in cells if c.fold == first[c.data] and c.rank in (None, lowest.get(c.data))]
             cells = [c for c in cells if c.data not in self.slow]
+        if not cells:
+            raise InputError(
+                f"A part of the table {self.name} must have fits. Got none: {', '.join(self.slow)} are not quick."
+            )
         return replace(self, cells=tuple(cells))
 
 

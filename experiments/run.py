@@ -35,9 +35,7 @@ PATH = click.Path(path_type=Path)
 
 @click.command(help=__doc__)
 @click.argument("table", type=click.Choice([*TABLES, "smoke", "all"]))
-@click.option(
-    "--quick", is_flag=True, help="The first fold and the lowest rank, every method; of the large tensors only DBLP."
-)
+@click.option("--quick", is_flag=True, help="The first fold and the lowest rank, every method; not ACC and NELL-995.")
 @click.option("--only", "labels", multiple=True, metavar="METHOD", help="Its label in the file; may be repeated.")
 @click.option("--data", multiple=True, metavar="NAME", help="May be repeated.")
 @click.option("--folds", multiple=True, type=int, help="May be repeated.")

@@ -261,6 +261,12 @@ class LatentFactors(gpytorch.Module):  # type: ignore[misc]
         pairs = zip(self.biases, self.log_bias_deviations, strict=True)
         return [(bias.square() + (2.0 * log).exp()).mean() for bias, log in pairs]
 
+    def spread(self) -> Tensor:
+        """The standard deviation `[D]` of factors over entities."""
+        modes = len(self.entities)
+        tables = [*self.weights[:modes], *(self[modes + mode][levels] for mode, levels in enumerate(self.levels))]
+        return torch.cat([table.std(0, correction=0) for table in tables])
+
     def _deviations(self, indices: Tensor) -> Tensor:
         """Sigma `[n, D]`."""
         logs = [table[indices[:, mode].long()] for mode, table in enumerate(self.log_deviations)]
@@ -297,5 +303,5 @@ class LatentFactors(gpytorch.Module):  # type: ignore[misc]
     @staticmethod
     def with_levels(indices: Tensor, levels: Sequence[Tensor]) -> Tensor:
         """Indices `[n, K]` and beside them the levels of their entities, if these are given for each mode."""
-        columns = [table.to(indices)[indices[:, mode].long()] for mode, table in enumerate(levels)]
+        columns = [table[indices[:, mode].long().to(table.device)].to(indices) for mode, table in enumerate(levels)]
         return torch.cat([indices, torch.stack(columns, dim=1)], dim=1) if columns else indices

@@ -118,9 +118,8 @@ class GPTF(KernelPrior, gpytorch.models.ApproximateGP):  # type: ignore[misc]
             raise InputError(
                 f"relevance() needs one FactorRBFKernel with the factors' ranks {self.factors.ranks}. Got {names}."
             )
-        spread = torch.cat([table.std(0, correction=0) for table in self.factors.weights])
         # How often an entity occurs counts with its mode.
-        return known[0].relevance(spread).detach().view(-1, len(self.factors.entities)).sum(0)
+        return known[0].relevance(self.factors.spread()).detach().view(-1, len(self.factors.entities)).sum(0)
 
     def to_svgp(self) -> "GPTF":
         """The fitted optimum as a stock GPyTorch SVGP with the same predictions; see :func:`to_svgp`."""

@@ -37,8 +37,7 @@ def relevance(fitted: FittedModel) -> dict[str, float]:
     kernel = FactorRBFKernel(factors.ranks).to(factors[0])
     with torch.no_grad():
         kernel.lengthscale = _lengthscales(fitted)
-        spread = torch.cat([table.std(0, correction=0) for table in factors.weights])
-        shares = kernel.relevance(spread).view(-1, len(factors.entities)).sum(0).tolist()
+        shares = kernel.relevance(factors.spread()).view(-1, len(factors.entities)).sum(0).tolist()
     return dict(zip(fitted.mode_names, shares, strict=True))
 
 

@@ -42,8 +42,8 @@ class TrainConfig:
     :param max_iterations: steps at most.
     :param learning_rate: of Adam; with draws it falls to a fiftieth until ``max_iterations``, also of a resumed run.
     :param warmup: the share of the steps of Adam, with draws, in which the divergence of factors from their prior grows from a
-        twentieth to its full weight, so that they are not given up before they are of use. It may help much where values have
-        little noise, and harm where they have much.
+        twentieth to its full weight, so that they are not given up before they are of use; biases likewise. It may help much
+        where values have little noise, and harm where they have much.
     :param tolerance: stop when the bound of an entry has grown by less than this share of itself in ten steps; not looked
         at where steps draw anew.
     :param gradient_tolerance: stop when no component of the gradient of the bound of an entry is larger.
@@ -121,6 +121,9 @@ class TrainConfig:
         for name in ("biases", "occurrences", "standardize"):
             if not isinstance(getattr(self, name), bool):
                 raise InputError(f"{option(name)} must be true or false. Got {getattr(self, name)!r}.")
+
+    def check(self) -> None:
+        """What options ask of each other, once all of them are there: a file's may need those of the command line."""
         for name in ("batch", "warmup"):
             if getattr(self, name) and not self.stochastic:
                 raise InputError(

@@ -102,6 +102,7 @@ class _Run:
         resume: bool,
         value_name: str,
     ) -> None:
+        config.check()
         if not len(entries):
             raise InputError("There must be entries to train on. Got none.")
         if resume and output is None:
@@ -278,17 +279,18 @@ class _Run:
             initialize(mll, *data, **start)
             return Progress(objective(objective.vector()))
         steps = min(_SCREENING, config.max_iterations)
-        short = replace(config, max_iterations=steps, validation=0.0, patience=0, checkpoint_seconds=math.inf)
-        starter = optimizer
+        short = replace(
+            config, max_iterations=steps, validation=0.0, warmup=0.0, patience=0, checkpoint_seconds=math.inf
+        )
         if config.stochastic and holds:
-            short, starter = replace(short, optimizer="lbfgs", batch=0, warmup=0.0), optimizers.LBFGS()
+            short = replace(short, optimizer="lbfgs")
 
         def train(mll: CollapsedELBO) -> None:
-            starter.reset()
             mll.model.factors.log_deviations.requires_grad_(not holds)
             few = BoundObjective(mll, *data, objective.weights, self._batch)
             few.part = 0 if few.parts > 1 else None
             progress = Progress(few(few.vector()), seconds=time.monotonic() - began)
+            starter = optimizers.make(short.optimizer, config.learning_rate)
             Loop(few, starter, short, progress, tracker=Tracker(), stop=self.stop).run()
             few.assign(progress.point.x)
             mll.model.factors.log_deviations.requires_grad_(True)

@@ -95,10 +95,7 @@ class Loop:
             return False
         progress, memory, failures = self.progress, copy.copy(self.optimizer.__dict__), self.objective.failures
         jitter = self._jitter
-        if self.config.stochastic:
-            self.objective.turn = progress.iteration + 1
-            self.objective.part = progress.iteration % self.objective.parts if self.objective.parts > 1 else None
-            self.objective.mll.prior_weight = self.config.prior_weight(progress.iteration + 1)
+        self._take(progress.iteration + 1)
         try:
             with warnings.catch_warnings(), self._communicator.asking(self._wish):
                 warnings.simplefilter("ignore", JitterWarning)  # said once, below
@@ -128,6 +125,14 @@ class Loop:
         self._remember_buffers()
         return True
 
+    def _take(self, iteration: int) -> None:
+        """Make the next evaluation one of this step, where each draws anew; before the first it is of all entries."""
+        if self.config.stochastic:
+            objective = self.objective
+            objective.turn = iteration
+            objective.part = (iteration - 1) % objective.parts if iteration and objective.parts > 1 else None
+            objective.mll.prior_weight = self.config.prior_weight(iteration) if iteration else 1.0
+
     def _wish(self) -> int:
         """What this worker's clock, signals and disk ask of all."""
         if self._failure is not None:
@@ -153,7 +158,7 @@ class Loop:
                     f"Training must find numbers it can work with. Got trouble after {_ROLLBACKS} rollbacks: {error}"
                 ) from error
             self.objective.mll.strategy.jitter.mul_(10.0)
-            self.objective.turn = progress.iteration if self.config.stochastic else 0
+            self._take(progress.iteration)
             self._note(
                 f"step {progress.iteration + 1}: {error} Back to step {progress.iteration}, jitter {self._jitter:g} "
                 f"(rollback {progress.rollbacks} of {_ROLLBACKS})"

@@ -53,7 +53,7 @@ class BoundObjective:
     ) -> None:
         self.mll, self.indices, self.values, self.weights = mll, indices, values, weights
         #: How many parts there are.
-        self.parts = max(1, round(mll.num_data / batch)) if batch else 1
+        self.parts = max(1, mll.num_data // batch) if batch else 1
         #: The part of the entries that the next evaluation takes, weighed to stand for all; None for all.
         self.part: int | None = None
         self._rows: tuple[Tensor, ...] = ()
@@ -61,10 +61,11 @@ class BoundObjective:
         if self.parts > 1:
             part = (hashed(indices, *LatentFactors.hashing(1)) >> 30) % self.parts
             mine = torch.bincount(part, minlength=self.parts)
-            self._rows, self._sizes = (
-                part.argsort(stable=True).split(mine.tolist()),
-                mll.communicator.sum(mine).tolist(),
-            )
+            sizes, rows = mll.communicator.sum(mine).tolist(), part.argsort(stable=True).split(mine.tolist())
+            # The entries of a cell, which may be there more than once, are in one part: another one may have none.
+            self._rows = tuple(found for found, size in zip(rows, sizes, strict=True) if size)
+            self._sizes = [size for size in sizes if size]
+            self.parts = len(self._sizes)
         self.parameters = [parameter for parameter in mll.parameters() if parameter.requires_grad]
         self.evaluations = self.failures = 0
         #: Which draws of factors the next evaluation takes, see :attr:`CollapsedELBO.turn`.

@@ -112,12 +112,11 @@ def check_same(saved: Mapping[str, Any], now: Mapping[str, Any]) -> None:
         raise CheckpointError(
             f"The run must have begun with the options of this version. Got {unknown[0]!r}, which it does not know."
         )
-    pairs = {
-        name: (saved["config"].get(name), value) for name, value in now["config"].items() if name not in _MAY_CHANGE
-    }
+    then = {**TrainConfig().to_dict(), **saved["config"]}  # it may have begun before there was an option
+    pairs = {name: (then[name], value) for name, value in now["config"].items() if name not in _MAY_CHANGE}
     pairs |= {name: (saved[name], now[name]) for name in ("shape", "data")}
-    for name, (then, value) in pairs.items():
+    for name, (began, value) in pairs.items():
         value = list(value) if isinstance(value, tuple) else value  # as JSON has it
-        if then != value:
+        if began != value:
             named = option(name) if name in now["config"] else name
-            raise CheckpointError(f"{named} must be what the run began with: {then!r}. Got {value!r}.")
+            raise CheckpointError(f"{named} must be what the run began with: {began!r}. Got {value!r}.")

@@ -202,7 +202,8 @@ class CollapsedELBO(gpytorch.mlls.MarginalLogLikelihood):  # type: ignore[misc]
         # For labels the mean of log Phi over draws is a tighter bound than that with the variance of biases.
         draws_biases = bool(draws) and isinstance(self.likelihood, BernoulliLikelihood)
         where = (self.chunk_size, points.device, points.dtype)
-        return EntryShard(inputs, y, v, factors, *where, draws, self.turn, draws_biases, self.sample or self.num_data)
+        total = self.num_data if self.sample is None else self.sample
+        return EntryShard(inputs, y, v, factors, *where, draws, self.turn, draws_biases, total)
 
     def _nothing(self) -> tuple[EntryShard, torch.Size]:
         """No entries, and the batch shape of the model."""

@@ -7,9 +7,11 @@ import pickle
 from pathlib import Path
 
 import pytest
+from small_tensor import make_entries
 
-from gptf_gpytorch import InputError
+from gptf_gpytorch import CheckpointError, InputError, fit
 from gptf_gpytorch.training.config import TrainConfig
+from gptf_gpytorch.training.state import check_same, describe
 
 
 def test_toml_keywords_and_json_give_the_same(tmp_path: Path) -> None:
@@ -37,12 +39,6 @@ def test_toml_keywords_and_json_give_the_same(tmp_path: Path) -> None:
         ({"rank": [2, 1.5]}, "rank must be a whole number from 1 to 1000. Got 1.5"),
         ({"inducing": True}, "inducing must be a whole number"),
         ({"occurrences": 1}, "occurrences must be true or false. Got 1"),
-        ({"batch": 500}, "batch is for optimizer adam with draws of at least 1. Got lbfgs with 0"),
-        ({"warmup": 0.5, "draws": 1}, "warmup is for optimizer adam with draws of at least 1. Got lbfgs with 1"),
-        (
-            {"batch": 50, "inducing": 60, "draws": 1, "optimizer": "adam"},
-            "batch must be 0 or at least inducing, 60. Got 50",
-        ),
         ({"validation": 1.5}, r"validation must be a number in \[0, 0.9\]. Got 1.5"),
         ({"tolerance": float("nan")}, "tolerance must be a number"),
         ({"max_seconds": "1h"}, "max_seconds must be a number"),
@@ -74,3 +70,30 @@ def test_a_bad_file_is_named(tmp_path: Path, content: bytes, message: str) -> No
     assert "run.toml" in str(caught.value)
     with pytest.raises(InputError, match=r"must be a readable file"):
         TrainConfig.read(tmp_path / "none.toml")
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"batch": 500}, "batch is for optimizer adam with draws of at least 1. Got lbfgs with 0"),
+        ({"warmup": 0.5, "draws": 1}, "warmup is for optimizer adam with draws of at least 1. Got lbfgs with 1"),
+        (
+            {"batch": 50, "inducing": 60, "draws": 1, "optimizer": "adam"},
+            "batch must be 0 or at least inducing, 60. Got 50",
+        ),
+    ],
+)
+def test_options_that_need_others_are_looked_at_when_a_run_begins(values: dict, message: str, tmp_path: Path) -> None:
+    (tmp_path / "run.toml").write_text("\n".join(f"{name} = {json.dumps(value)}" for name, value in values.items()))
+    config = TrainConfig.read(tmp_path / "run.toml")  # flags may bring what it needs
+    with pytest.raises(InputError, match=message):
+        fit(make_entries(), config)
+    TrainConfig.read(tmp_path / "run.toml", optimizer="adam", draws=1, inducing=20).check()
+
+
+def test_a_checkpoint_of_before_an_option_goes_on_with_its_default() -> None:
+    now = describe(TrainConfig(rank=2), (3, 4), "digest")
+    before = {**now, "config": {name: value for name, value in now["config"].items() if name != "occurrences"}}
+    check_same(before, now)
+    with pytest.raises(CheckpointError, match=r"occurrences must be what the run began with: False\. Got True"):
+        check_same(before, describe(TrainConfig(rank=2, occurrences=True), (3, 4), "digest"))

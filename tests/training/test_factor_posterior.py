@@ -10,7 +10,7 @@ import pytest
 import torch
 from small_tensor import make_entries
 
-from gptf_gpytorch import FittedModel, InterruptedRunError, TrainConfig, fit
+from gptf_gpytorch import FittedModel, InterruptedRunError, NumericalError, TrainConfig, fit
 from gptf_gpytorch.data import TensorEntries
 from gptf_gpytorch.serving.explain import neighbours, relevance
 from gptf_gpytorch.serving.fold_in import fold_in
@@ -330,3 +330,34 @@ def test_batches_are_the_same_on_any_number_of_workers() -> None:
 
     for found in Workers(2).run(job):
         assert found == pytest.approx(alone, rel=1e-10)
+
+
+def test_entries_of_few_cells_make_fewer_parts() -> None:
+    """The cells of a part go together, however often they are there."""
+    generator = torch.Generator().manual_seed(0)
+    cells = torch.stack([torch.randint(3, (400,), generator=generator) for _ in range(2)], dim=1)
+    entries = TensorEntries(cells, torch.randn(400, generator=generator, dtype=torch.float64), (3, 3))
+    options = {**ANEW, "inducing": 5, "max_iterations": 30}
+    assert fit(entries, **options, batch=20).reason == "30 steps were taken"
+
+
+def test_several_starts_leave_the_steps_of_the_run_as_long_as_they_are() -> None:
+    options = {**ANEW, "biases": True, "max_iterations": 60}
+    one, three = (fit(make_entries(), **options, restarts=restarts) for restarts in (1, 3))
+    assert three.bound > one.bound - 0.1
+
+
+def test_a_rollback_goes_to_the_entries_and_the_weight_of_the_last_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    original, seen = BoundObjective.__call__, []
+
+    def failing(self: BoundObjective, x: torch.Tensor) -> Any:
+        seen.append((self.turn, self.part, self.mll.prior_weight))
+        if [turn for turn, _, _ in seen].count(4) == 1 and self.turn == 4:
+            raise NumericalError("made up")
+        return original(self, x)
+
+    monkeypatch.setattr(BoundObjective, "__call__", failing)
+    fit(make_entries(), **ANEW, max_iterations=5, warmup=1.0, batch=300)
+    at = [turn for turn, _, _ in seen].index(4)
+    assert seen[at + 1] == seen[at - 1] == (3, 2, pytest.approx(0.62))
+    assert seen[at + 2] == seen[at]
