@@ -13,6 +13,7 @@ from benchmarks import STYLE
 from experiment_tables import RESULTS, Plan, Row, Store, best_since, published, rows
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import NullFormatter
 
 PATH = click.Path(path_type=Path)
 COLOURS = mpl.colormaps["tab20"].colors  # type: ignore[attr-defined]
@@ -99,7 +100,7 @@ def scalability(plan: Plan, cells: dict[str, Any]) -> Figure:
     found = [row for row in rows(plan, cells) if row.label.startswith("time-")]
     names = list(dict.fromkeys(row.data for row in found))
     columns = 5
-    panels = Figure(figsize=(2.6 * columns, 2.8 * -(-(2 + len(names)) // columns)), layout="constrained")
+    panels = Figure(figsize=(2.4 * columns, 2.5 * -(-(2 + len(names)) // columns)), layout="constrained")
     speed, cost, *others = panels.subplots(-(-(2 + len(names)) // columns), columns, squeeze=False).flat
     for axes, name in ((speed, "workers"), (cost, "entries")):
         points = [
@@ -123,6 +124,7 @@ def scalability(plan: Plan, cells: dict[str, Any]) -> Figure:
                     *zip(*line, strict=True), marker="o", color=COLOURS[2 * place], label=label.removeprefix("time-")
                 )
         axes.set(title=f"{data}, rank 3", xscale="log", xlabel="s of training", ylabel=f"test {mine[0].metric.upper()}")
+        axes.xaxis.set_minor_formatter(NullFormatter())
     for axes in others[len(names) :]:
         axes.set_axis_off()
     _legend(panels)
