@@ -9,14 +9,18 @@ python experiments/studies/factor_posterior.py [--data enron] [--ranks 3,8] [--f
 """
 
 import json
+import sys
 import time
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 import click
+from uncollapsed import RESULTS, write
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
 import datasets
 from baselines.tools import hold_out, score
-from uncollapsed import RESULTS, write
 
 from gptf_gpytorch import TrainConfig, fit
 from gptf_gpytorch.serving.predictions import predict

@@ -1,6 +1,8 @@
 """The studies compare bounds that are the same where they must be, and count what they spend."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import defaults
@@ -73,3 +75,11 @@ def _check(trace: list[tuple[int, float, float]], budget: int) -> None:
     assert bounds[-1] > bounds[0] + 1.0
     # a line search is not cut in the middle
     assert budget <= passes[-1] < 3 * budget
+
+
+@pytest.mark.parametrize("name", ["defaults", "expectation_maximisation", "factor_posterior", "joint_lambda"])
+def test_a_study_begins_as_its_command_says(name: str, tmp_path: Path) -> None:
+    script = Path(factor_posterior.__file__).with_name(f"{name}.py")
+    assert f"python experiments/studies/{name}.py" in script.read_text(encoding="utf-8")
+    done = subprocess.run([sys.executable, script, "--help"], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
