@@ -34,16 +34,16 @@ class TrainConfig:
         anew in every step, so that 1 is enough: try ``learning_rate = 0.1`` and ``validation = 0``. The others keep the
         draws, and must be kept from fitting them by entries held out.
     :param biases: whether every entity has a bias, too, with a normal posterior; links may be predicted better with them.
-    :param occurrences: whether how often its entities occur among the training entries is part of an entry's input; it often
-        says much of clicks and links.
+    :param occurrences: whether how often its entities occur among the training entries is part of an entry's input; clicks
+        may be predicted much better with it.
     :param optimizer: L-BFGS, gradient descent with a line search, or Adam.
     :param batch: entries, about, of a step of Adam with draws: another random part of all in every step, in turns. 0 takes
         all, as the other optimizers do.
     :param max_iterations: steps at most.
     :param learning_rate: of Adam; with draws it falls to a fiftieth until ``max_iterations``, also of a resumed run.
     :param warmup: the share of the steps of Adam, with draws, in which the divergence of factors from their prior grows from a
-        twentieth to its full weight, so that they are not given up before they are of use; biases likewise. It may help much
-        where values have little noise, and harm where they have much.
+        twentieth to its full weight, so that they are not given up before they are of use; biases likewise. It may help much or
+        harm: try it on entries held out.
     :param tolerance: stop when the bound of an entry has grown by less than this share of itself in ten steps; not looked
         at where steps draw anew.
     :param gradient_tolerance: stop when no component of the gradient of the bound of an entry is larger.
