@@ -39,8 +39,9 @@ def _positive(name: str, values: Any, count: int | None = None) -> tuple[int, ..
     return numbers
 
 
-def hashed(indices: Tensor, first: int, multiplier: int, _: int, *primes: int) -> Tensor:
+def hashed(indices: Tensor, turn: int) -> Tensor:
     """A number `[n]` for each cell `[n, K]`, see :meth:`LatentFactors.hashing`; its upper bits are mixed best."""
+    first, multiplier, _, *primes = LatentFactors.hashing(turn)
     factors = indices.new_tensor(primes, dtype=torch.long)
     mixed = (indices.long() + 1) * factors[torch.arange(indices.size(-1)) % len(primes)]
     code = torch.full_like(mixed[:, 0], first)
@@ -52,6 +53,11 @@ def hashed(indices: Tensor, first: int, multiplier: int, _: int, *primes: int) -
 def level(count: Tensor) -> Tensor:
     """The level `[d]` of entities that occur so often; one that does not is like one that occurs once."""
     return (2.0 * count.clamp(min=1).double().log2()).round().long().clamp(max=_LEVELS - 1)
+
+
+def with_levels_of(ranks: tuple[int, ...], occurrences: bool) -> tuple[int, ...]:
+    """The ranks of all parts of x: where it matters how often entities occur, a level of each mode has one factor."""
+    return ranks + (1,) * (len(ranks) * occurrences)
 
 
 def _halves(tables: Sequence[Tensor | None]) -> tuple[Sequence[Tensor | None], Sequence[Tensor | None]]:
@@ -108,7 +114,7 @@ class LatentFactors(gpytorch.Module):  # type: ignore[misc]
         if len(ranks) != modes:
             raise InputError(f"{option('rank')} must be one number, or one for each of the {modes} modes. Got {ranks}.")
         self.shape = self.entities + (_LEVELS,) * (modes * occurrences)
-        self.ranks = ranks + (1,) * (modes * occurrences)
+        self.ranks = with_levels_of(ranks, occurrences)
         for mode, size in enumerate(self.entities if occurrences else ()):
             self.register_buffer(f"levels_{mode}", torch.zeros(size, dtype=torch.long))
         self.weights = torch.nn.ParameterList(
@@ -136,6 +142,11 @@ class LatentFactors(gpytorch.Module):  # type: ignore[misc]
     def levels(self) -> list[Tensor]:
         """Of each mode, the levels `[d_k]` of its entities; none where it does not matter how often they occur."""
         return [self.get_buffer(f"levels_{mode}") for mode in range(len(self.shape) - len(self.entities))]
+
+    def count_(self, occurrences: Sequence[Tensor]) -> None:
+        """Take note of how often the entities of each mode occur."""
+        for levels, count in zip(self.levels, occurrences, strict=True):
+            levels.copy_(level(count))
 
     @property
     def dim(self) -> int:
@@ -223,9 +234,9 @@ class LatentFactors(gpytorch.Module):  # type: ignore[misc]
         return (turn * 1_442_695_040_888_963_407 % 2**63, _MULTIPLIER, _STRIDE, *_PRIMES)
 
     def _noise(self, indices: Tensor, draws: range, turn: int, table: Tensor) -> Tensor:
-        code, stride = hashed(indices, *self.hashing(turn)), self.hashing(turn)[2]
+        code = hashed(indices, turn)
         numbers = torch.arange(draws.start, draws.stop, device=indices.device)
-        places = (code[:, None] >> 40) + (numbers // 2) * stride
+        places = (code[:, None] >> 40) + (numbers // 2) * _STRIDE
         signs = 1 - 2 * (numbers % 2)
         return (table[places % _NOISE] * signs[:, None]).flatten(0, 1)
 

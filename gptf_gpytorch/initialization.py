@@ -12,7 +12,7 @@ from torch import Tensor
 
 from gptf_gpytorch.distributed.communicator import Communicator
 from gptf_gpytorch.errors import InputError
-from gptf_gpytorch.factors import LatentFactors, level
+from gptf_gpytorch.factors import LatentFactors
 from gptf_gpytorch.variational.checks import positive_integer
 from gptf_gpytorch.variational.elbo import CollapsedELBO
 from gptf_gpytorch.variational.statistics import EntryChunk, EntryShard
@@ -60,9 +60,7 @@ def initialize(
     factors = getattr(model, "factors", None)
     factors = factors if isinstance(factors, LatentFactors) else None
     if factors is not None and factors.occurrences:
-        occurrences = _occurrences(factors.check(inputs), factors.entities, mll.communicator)
-        for levels, count in zip(factors.levels, occurrences, strict=True):
-            levels.copy_(level(count))
+        factors.count_(_occurrences(factors.check(inputs), factors.entities, mll.communicator))
     inputs = torch.as_tensor(inputs) if factors is None else factors.check(inputs)
     if factors is None and inputs.dim() == 1:
         inputs = inputs.unsqueeze(-1)  # as ApproximateGP does

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from baselines.base import Array, Fitted, Task
 from baselines.tools import choose, one_hot, require_binary
-from gptf_gpytorch.factors import LatentFactors, level
+from gptf_gpytorch.factors import LatentFactors
 
 
 @dataclass(frozen=True)
@@ -83,8 +83,9 @@ class FactorizationMachine:
 
     def fit(self, task: Task) -> Fitted:
         modes = LatentFactors(task.train.shape, 1, occurrences=self.occurrences)
-        for levels, column in zip(modes.levels, task.train.indices.T, strict=False):
-            levels.copy_(level(torch.bincount(column.long(), minlength=len(levels))))
+        if self.occurrences:
+            columns = zip(task.train.indices.T, modes.entities, strict=True)
+            modes.count_([torch.bincount(column.long(), minlength=d) for column, d in columns])
         shape = modes.shape
         features, y = one_hot(modes.check(task.train.indices), shape), task.train.values.double().numpy()
         model = (myfm.MyFMClassifier if task.binary else myfm.MyFMRegressor)(task.rank, random_seed=task.seed)

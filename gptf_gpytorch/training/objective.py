@@ -10,7 +10,7 @@ from gptf_gpytorch.data.entries import TensorEntries
 from gptf_gpytorch.distributed.communicator import Communicator
 from gptf_gpytorch.distributed.threads import one_core_each
 from gptf_gpytorch.errors import NumericalError
-from gptf_gpytorch.factors import LatentFactors, hashed
+from gptf_gpytorch.factors import hashed
 from gptf_gpytorch.likelihoods import log_predictive
 from gptf_gpytorch.training.optimizers import Point
 from gptf_gpytorch.variational.elbo import CollapsedELBO
@@ -59,7 +59,7 @@ class BoundObjective:
         self._rows: tuple[Tensor, ...] = ()
         self._sizes: list[int] = []
         if self.parts > 1:
-            part = (hashed(indices, *LatentFactors.hashing(1)) >> 30) % self.parts
+            part = (hashed(indices, turn=1) >> 30) % self.parts
             mine = torch.bincount(part, minlength=self.parts)
             sizes, rows = mll.communicator.sum(mine).tolist(), part.argsort(stable=True).split(mine.tolist())
             # The entries of a cell, which may be there more than once, are in one part: another one may have none.

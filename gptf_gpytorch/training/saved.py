@@ -11,6 +11,7 @@ from torch import Tensor
 from gptf_gpytorch.data.vocabulary import Vocabulary
 from gptf_gpytorch.distributed.communicator import Communicator
 from gptf_gpytorch.errors import CheckpointError
+from gptf_gpytorch.factors import with_levels_of
 from gptf_gpytorch.likelihoods import ProbitLikelihood
 from gptf_gpytorch.models import GPTF
 from gptf_gpytorch.training import checkpoints
@@ -34,7 +35,7 @@ def build(
             shape,
             config.rank,
             inducing,
-            kernel=config.make_kernel(ranks + (1,) * (len(shape) * config.occurrences)),
+            kernel=config.make_kernel(with_levels_of(ranks, config.occurrences)),
             mean=config.make_mean(),
             draws=config.draws,
             biases=config.biases,

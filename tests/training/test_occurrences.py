@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from small_tensor import make_entries
+from workers import ThreadCommunicator, Workers
 
 from gptf_gpytorch import GPTF, FittedModel, TrainConfig, fit, initialize, marginals
 from gptf_gpytorch.data import TensorEntries
@@ -122,8 +123,6 @@ def test_new_entities_have_the_level_of_their_entries(fitted: FittedModel) -> No
 
 
 def test_levels_are_counted_over_all_workers() -> None:
-    from workers import ThreadCommunicator, Workers
-
     config = TrainConfig(rank=2, inducing=20, occurrences=True, draws=1)
     alone = build(config, ENTRIES.shape, len(ENTRIES))
     initialize(alone, ENTRIES.indices, ENTRIES.values, seed=1)
