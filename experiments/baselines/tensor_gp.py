@@ -8,7 +8,7 @@ and of Theorem 2 with every cell as an inducing point. It is a lower bound of th
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import reduce
 from typing import Any
 
@@ -19,11 +19,20 @@ from torch import Tensor
 from gptf_gpytorch.likelihoods import log_Phi, rho
 
 KERNELS = ("rbf", "ard", "matern")
+# An eigenvalue below this share of the largest one is 0 to rounding.
+_NEGLIGIBLE = 1e-10
+# Cells whose labels are looked at together, so that what is computed of them stays in the cache.
+_CELLS = 1 << 15
 
 
-def along(matrices: Sequence[Tensor], grid: Tensor) -> Tensor:
-    r"""The product of a grid `[d_1, ..., d_K]` with a matrix along every mode: :math:`(\otimes_k A_k) \mathrm{vec}(Y)`."""
+def along(matrices: Sequence[Tensor | None], grid: Tensor) -> Tensor:
+    r"""The product of a grid `[d_1, ..., d_K]` with a matrix along every mode: :math:`(\otimes_k A_k) \mathrm{vec}(Y)`.
+
+    None stands for the identity.
+    """
     for mode, matrix in enumerate(matrices):
+        if matrix is None:
+            continue
         grid = torch.tensordot(matrix, grid, dims=([1], [mode])).movedim(0, mode)
     return grid
 
@@ -36,42 +45,51 @@ def outer(vectors: Sequence[Tensor]) -> Tensor:
 class KroneckerCovariance:
     r""":math:`C = K_1 \otimes \cdots \otimes K_K + \sigma^2 I`, with :math:`K_k = Q_k \Lambda_k Q_k'`.
 
+    Smooth kernels have few eigenvalues that are not 0 to rounding. Only these are kept, `q_k` of a mode: what is orthogonal
+    to their eigenvectors has the variance :math:`\sigma^2`, and products with a grid cost the less for it.
+
     :param kernels: the matrices of the modes `[d_k, d_k]`.
     :param noise: the variance that is added to every cell.
     """
 
     def __init__(self, kernels: Sequence[Tensor], noise: Tensor) -> None:
         pairs = [torch.linalg.eigh(K.detach()) for K in kernels]
-        self.values = [values.clamp_min(0.0) for values, _ in pairs]
-        self.Q = [vectors for _, vectors in pairs]
-        self.spectrum = outer(self.values) + noise.detach()  # [d_1, ..., d_K]
-
-    def rotate(self, Y: Tensor) -> Tensor:
-        """Y in the eigenvectors' coordinates."""
-        return along([Q.T for Q in self.Q], Y)
+        kept = [values > _NEGLIGIBLE * values[-1] for values, _ in pairs]
+        self.values = [values[keep] for (values, _), keep in zip(pairs, kept, strict=True)]
+        self.Q = [vectors[:, keep] for (_, vectors), keep in zip(pairs, kept, strict=True)]  # [d_k, q_k]
+        self.noise = noise.detach()
+        self.spectrum = outer(self.values) + self.noise  # [q_1, ..., q_K]
+        self.orthogonal = math.prod(len(K) for K in kernels) - self.spectrum.numel()
 
     def solve(self, Y: Tensor) -> Tensor:
-        r""":math:`C^{-1} \mathrm{vec}(Y)`, as a grid."""
-        return along(self.Q, self.rotate(Y) / self.spectrum)
+        r""":math:`C^{-1} \mathrm{vec}(Y)`, as a grid: :math:`(Y + Q (\sigma^2 / S - 1) Q' Y) / \sigma^2`."""
+        inside = along([Q.T for Q in self.Q], Y).mul_(self.noise / self.spectrum - 1.0)
+        return along(self.Q, inside).add_(Y).div_(self.noise)
 
     def log_det(self) -> Tensor:
-        return self.spectrum.log().sum()
+        return self.spectrum.log().sum() + self.orthogonal * self.noise.log()
+
+    def trace_of_inverse(self) -> Tensor:
+        return self.spectrum.reciprocal().sum() + self.orthogonal / self.noise
 
     def gradients(self, alpha: Tensor) -> list[Tensor]:
         r"""The gradient of :math:`-\frac12 y' C^{-1} y - \frac12 \log|C|` by each :math:`K_k`, with alpha = C^-1 y.
 
-        .. math:: \tfrac12 Q_k \bigl(\tilde A_{(k)} \Lambda_{-k} \tilde A_{(k)}' -
-            \mathrm{diag}\, \textstyle\sum_{-k} \Lambda_{-k} / S\bigr) Q_k'
+        .. math:: \tfrac12 \bigl(\tilde A_{(k)} \Lambda_{-k} \tilde A_{(k)}' -
+            \tilde Q_k\, \mathrm{diag}(\textstyle\sum_{-k} \Lambda_{-k} / S)\, \tilde Q_k'\bigr)
 
-        No eigenvector is differentiated, so equal eigenvalues do no harm.
+        with alpha in the eigenvectors' coordinates of all modes but k, and all eigenvectors of mode k, those that are not kept
+        included. No eigenvector is differentiated, so equal eigenvalues do no harm.
         """
-        rotated, found = self.rotate(alpha), []
+        found = []
         for mode, (values, Q) in enumerate(zip(self.values, self.Q, strict=True)):
-            others = [torch.ones_like(values) if k == mode else v for k, v in enumerate(self.values)]
-            rest = outer(others).movedim(mode, 0).flatten(1)  # [d_k, cells / d_k]
-            A = rotated.movedim(mode, 0).flatten(1)
+            rest = outer([v for k, v in enumerate(self.values) if k != mode]).flatten()  # [product of the others' q]
+            matrices = [None if k == mode else Q.T for k, Q in enumerate(self.Q)]
+            A = along(matrices, alpha).movedim(mode, 0).flatten(1)  # [d_k, that product]
+            outside = rest.sum() / self.noise
             trace = (rest / self.spectrum.movedim(mode, 0).flatten(1)).sum(1)
-            found.append(0.5 * Q @ ((A * rest) @ A.T - trace.diag()) @ Q.T)
+            within = (Q * (trace - outside)) @ Q.T
+            found.append(0.5 * ((A * rest) @ A.T - within - outside * torch.eye(len(Q), dtype=Q.dtype)))
         return found
 
 
@@ -88,7 +106,7 @@ class _Attached(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         C, alpha = ctx.C, ctx.alpha
-        noise = 0.5 * (alpha.square().sum() - C.spectrum.reciprocal().sum())
+        noise = 0.5 * (alpha.square().sum() - C.trace_of_inverse())
         kernels = (gradient * part for part in C.gradients(alpha))
         return (None, None, None, gradient * noise, gradient * alpha.sum(), *kernels)
 
@@ -123,9 +141,15 @@ def probit_bound(
         for _ in range(passes):
             alpha = C.solve(z - mean)
             f = z - alpha
-            z = f + signs * rho(signs * f)
-        bound = log_Phi(signs * f).sum() - 0.5 * ((f - mean) * alpha).sum() - 0.5 * C.log_det()
+            z = torch.cat([part + s * rho(s * part) for part, s in _parts(f, signs)]).view_as(f)
+        fit = torch.stack([log_Phi(s * part).sum() for part, s in _parts(f, signs)]).sum()
+        bound = fit - 0.5 * ((f - mean) * alpha).sum() - 0.5 * C.log_det()
     return _Attached.apply(bound, C, alpha, one, mean, *kernels), alpha, z  # type: ignore[no-untyped-call]
+
+
+def _parts(*grids: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    """A few cells of grids at a time."""
+    return zip(*(grid.reshape(-1).split(_CELLS) for grid in grids), strict=True)
 
 
 class TensorGP(torch.nn.Module):

@@ -152,6 +152,26 @@ def test_equal_eigenvalues_do_no_harm() -> None:
     assert KroneckerCovariance(kernels, scalar(NOISE)).log_det().item() == pytest.approx(60 * math.log(1 + NOISE))
 
 
+def test_eigenvalues_that_are_zero_are_left_out_and_nothing_changes() -> None:
+    generator = torch.Generator().manual_seed(2)
+    roots = [torch.randn(d, 2, generator=generator, dtype=torch.float64) for d in SHAPE]
+    kernels = [(root @ root.T).requires_grad_() for root in roots]
+    noise, mean = scalar(NOISE).requires_grad_(), scalar(MEAN).requires_grad_()
+    assert KroneckerCovariance(kernels, noise).spectrum.shape == (2, 2, 2)
+    found, alpha = log_evidence(values(), kernels, noise, mean)
+    found.backward()
+    dense = [tensor.detach().clone().requires_grad_() for tensor in (*kernels, noise, mean)]
+    C = torch.kron(torch.kron(dense[0], dense[1]), dense[2]) + dense[3] * torch.eye(len(CELLS)).double()
+    normal = torch.distributions.MultivariateNormal(dense[4].expand(len(CELLS)), C)
+    expected = normal.log_prob(values().reshape(-1))
+    expected.backward()
+    assert found.item() == pytest.approx(expected.item(), rel=1e-10)
+    torch.testing.assert_close(alpha.reshape(-1), torch.linalg.solve(C, values().reshape(-1) - MEAN).detach())
+    for mine, theirs in zip((*kernels, noise, mean), dense, strict=True):
+        symmetric = 0.5 * (theirs.grad + theirs.grad.mT) if theirs.dim() else theirs.grad
+        torch.testing.assert_close(mine.grad, symmetric, rtol=1e-7, atol=1e-9)
+
+
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_the_posterior_mean_is_that_of_a_dense_gp(kernel: str) -> None:
     Y = values()
