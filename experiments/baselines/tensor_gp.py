@@ -82,9 +82,9 @@ class KroneckerCovariance:
         included. No eigenvector is differentiated, so equal eigenvalues do no harm.
         """
         found = []
-        for mode, (values, Q) in enumerate(zip(self.values, self.Q, strict=True)):
+        for mode, Q in enumerate(self.Q):
             rest = outer([v for k, v in enumerate(self.values) if k != mode]).flatten()  # [product of the others' q]
-            matrices = [None if k == mode else Q.T for k, Q in enumerate(self.Q)]
+            matrices = [None if k == mode else other.T for k, other in enumerate(self.Q)]
             A = along(matrices, alpha).movedim(mode, 0).flatten(1)  # [d_k, that product]
             outside = rest.sum() / self.noise
             trace = (rest / self.spectrum.movedim(mode, 0).flatten(1)).sum(1)
