@@ -39,6 +39,10 @@ class TrainConfig:
     :param optimizer: L-BFGS, gradient descent with a line search, or Adam.
     :param batch: entries, about, of a step of Adam with draws: another random part of all in every step, in turns. 0 takes
         all, as the other optimizers do.
+    :param forget: with ``batch``, how much of q(v) a step forgets, to move to where its part of the entries wants it. 1 collapses
+        the bound of each part as if it were all: for large parts. With 0.1, parts of a few thousand entries will do.
+    :param start_steps: quick steps of Adam that come before those with ``batch``: each takes an eighth of it, while the
+        deviations of factors, and biases, stay where they start. 0 begins with twenty steps of L-BFGS, or, with biases, without.
     :param max_iterations: steps at most.
     :param learning_rate: of Adam; with draws it falls to a fiftieth until ``max_iterations``, also of a resumed run.
     :param warmup: the share of the steps of Adam, with draws, in which the divergence of factors from their prior grows from a
@@ -76,6 +80,8 @@ class TrainConfig:
     occurrences: bool = False
     optimizer: OptimizerName = "lbfgs"
     batch: int = 0
+    forget: float = 1.0
+    start_steps: int = 0
     max_iterations: int = 200
     learning_rate: float = 0.03
     warmup: float = 0.0
@@ -129,6 +135,11 @@ class TrainConfig:
                 raise InputError(
                     f"{option(name)} is for {option('optimizer')} adam with {option('draws')} of at least 1. "
                     f"Got {self.optimizer} with {self.draws}."
+                )
+        for name, idle in (("forget", 1), ("start_steps", 0)):
+            if getattr(self, name) != idle and not self.batch:
+                raise InputError(
+                    f"{option(name)} must be {idle} without {option('batch')}. Got {getattr(self, name):g}."
                 )
         if 0 < self.batch < self.inducing:
             raise InputError(
@@ -206,6 +217,7 @@ _WHOLE = {
     "inducing": 1,
     "draws": 0,
     "batch": 0,
+    "start_steps": 0,
     "max_iterations": 0,
     "patience": 0,
     "restarts": 1,
@@ -215,6 +227,7 @@ _WHOLE = {
 }
 _REAL = {
     "learning_rate": (1e-12, 1e6),
+    "forget": (1e-6, 1.0),
     "warmup": (0.0, 1.0),
     "tolerance": (0.0, 1.0),
     "gradient_tolerance": (0.0, math.inf),

@@ -1,11 +1,9 @@
 """``fit``: from entries and a configuration to a fitted model, alone or in lockstep with other workers."""
 
 import math
-import time
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, cast
@@ -17,7 +15,6 @@ from gptf_gpytorch.distributed.communicator import Communicator, SingleProcess
 from gptf_gpytorch.distributed.elastic import ElasticCommunicator, WorkersChangedError
 from gptf_gpytorch.distributed.verdicts import agree, together
 from gptf_gpytorch.errors import DataWarning, InputError, InterruptedRunError
-from gptf_gpytorch.initialization import initialize, restart
 from gptf_gpytorch.tracking.tracker import Tracker, Trackers
 from gptf_gpytorch.training import optimizers
 from gptf_gpytorch.training.config import TrainConfig
@@ -28,6 +25,7 @@ from gptf_gpytorch.training.problem import digest, divide, doubts
 from gptf_gpytorch.training.result import Result
 from gptf_gpytorch.training.saved import KIND, FittedModel, build
 from gptf_gpytorch.training.signals import StopRequest
+from gptf_gpytorch.training.start import started
 from gptf_gpytorch.training.state import Progress, describe
 from gptf_gpytorch.training.store import Store
 from gptf_gpytorch.training.timings import Stopwatch
@@ -35,8 +33,6 @@ from gptf_gpytorch.variational.elbo import CollapsedELBO
 from gptf_gpytorch.version import __version__
 from gptf_gpytorch.wording import option
 
-# Steps after which the best of several starts is chosen, and until which the deviations of factors are held.
-_SCREENING = 20
 # Of the root of the number of entries: how well lambda is solved in steps whose draws, which are others in every step, move its
 # gradient by far more.
 _LOOSE = 1e-3
@@ -160,7 +156,7 @@ class _Run:
             standardize = config.likelihood == "gaussian" and config.standardize
             scaling = Scaling.fitted(mine.values, communicator) if standardize else Scaling()
             mll = build(config, self.entries.shape, len(train), communicator)
-            objective = BoundObjective(mll, mine.indices, scaling.scaled(mine.values), mine.weights, self._batch)
+            objective = BoundObjective(mll, mine.indices, scaling.scaled(mine.values), mine.weights, config.batch)
             looked_at = None if held_out is None else held_out.shard(communicator.rank, communicator.size)
             score = None if looked_at is None else partial(self._score, mll, looked_at, scaling)
         fall = config.max_iterations if config.stochastic else None
@@ -181,7 +177,7 @@ class _Run:
                 if resumed is None:
                     self._note_points(mll, progress)
                 if config.stochastic:
-                    mll.lambda_tolerance = _LOOSE * math.sqrt(mll.num_data)
+                    mll.lambda_tolerance, mll.forget = _LOOSE * math.sqrt(mll.num_data), config.forget
                 reason = self._trained(objective, optimizer, progress, score)
             except InterruptedRunError as stopped:
                 where = f" {self.output} holds it." if self.store.holds_a_state else " Nothing was saved."
@@ -191,7 +187,7 @@ class _Run:
                 if config.stochastic:
                     objective.turn = kept  # the draws of the step that is kept, also where no step was left to take
                     objective.part = None
-                    mll.lambda_tolerance, mll.prior_weight = None, 1.0
+                    mll.lambda_tolerance, mll.prior_weight, mll.forget = None, 1.0, 1.0
                 best = objective(progress.point.x if progress.best is None else progress.best)
                 progress.history.kept = Kept(kept, -best.value, None if score is None else score())
                 mll.model.eval()
@@ -266,54 +262,20 @@ class _Run:
         }
 
     def _started(self, mll: CollapsedELBO, objective: BoundObjective, optimizer: optimizers.Optimizer) -> Progress:
-        """The start, or the best of several after a few steps each.
-
-        Factors with a posterior take these steps with small deviations: free from the start, all of them may end as noise. Where
-        every step will draw anew, L-BFGS takes them, with draws that stay: it is there sooner. Not so with biases, to whose
-        part it would fit the factors.
-        """
-        config, data, began = self.config, (objective.indices, objective.values), time.monotonic()
-        start: dict[str, Any] = {"seed": config.seed, "scale": config.scale, "weights": objective.weights}
-        holds = config.draws > 0 and not (config.stochastic and config.biases)
-        if config.restarts == 1 and not holds:
-            initialize(mll, *data, **start)
-            return Progress(objective(objective.vector()))
-        steps = min(_SCREENING, config.max_iterations)
-        short = replace(
-            config, max_iterations=steps, validation=0.0, warmup=0.0, patience=0, checkpoint_seconds=math.inf
-        )
-        if config.stochastic and holds:
-            short = replace(short, optimizer="lbfgs")
-
-        def train(mll: CollapsedELBO) -> None:
-            mll.model.factors.log_deviations.requires_grad_(not holds)
-            few = BoundObjective(mll, *data, objective.weights, self._batch)
-            few.part = 0 if few.parts > 1 else None
-            progress = Progress(few(few.vector()), seconds=time.monotonic() - began)
-            starter = optimizers.make(short.optimizer, config.learning_rate)
-            Loop(few, starter, short, progress, tracker=Tracker(), stop=self.stop).run()
-            few.assign(progress.point.x)
-            mll.model.factors.log_deviations.requires_grad_(True)
-
+        config = self.config
         try:
-            bounds = restart(mll, *data, restarts=config.restarts, train=train, **start)
+            progress, bounds = started(objective, config, self.stop)
         except InterruptedRunError as stopped:
             if not self.communicator.elastic:  # there the others go on, and are somewhere else by now
                 together(self.communicator, lambda: self.store.save(mll, optimizer, None))
-            raise InterruptedRunError("Stopped by a signal while starts were compared.", stopped.signal) from None
-        if config.restarts > 1:
+            raise InterruptedRunError("Stopped by a signal before the first step.", stopped.signal) from None
+        if bounds:
             best = bounds.index(max(bounds))
             self.tracker.compared([{"seed": config.seed + place, "bound": bound} for place, bound in enumerate(bounds)])
             self.tracker.note(
                 f"of {config.restarts} starts, seed {config.seed + best} has the best bound, {bounds[best]:.6g}"
             )
-        optimizer.reset()
-        return Progress(objective(objective.vector()), seconds=time.monotonic() - began)
-
-    @property
-    def _batch(self) -> int:
-        """Entries of a part: there are parts only where every step draws anew."""
-        return self.config.batch if self.config.stochastic else 0
+        return progress
 
     def _note_points(self, mll: CollapsedELBO, progress: Progress) -> None:
         points, wanted = mll.strategy.inducing_points.size(-2), self.config.inducing

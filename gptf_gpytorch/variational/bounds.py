@@ -60,8 +60,8 @@ def theorem_1(statistics: GaussianStatistics, beta: Tensor) -> tuple[GaussianBou
         inverse = posterior.root @ posterior.root.mT
         explained = Rc.square().sum((-2, -1))  # beta^2 c' M^-1 c
     bound = GaussianBound(
-        log_det=_known(-_half_log_det(R), (scaled_W, -0.5 * inverse)),
-        trace=-0.5 * beta * (a3 - _trace(W)),
+        log_det=_known(-half_log_det(R), (scaled_W, -0.5 * inverse)),
+        trace=-0.5 * beta * (a3 - trace(W)),
         fit=-0.5 * beta * a2
         + 0.5 * _known(explained, (scaled_W, -mean.unsqueeze(-1) * mean.unsqueeze(-2)), (scaled_c, 2.0 * mean)),
         normaliser=0.5 * n * (beta / (2.0 * torch.pi)).log(),
@@ -78,12 +78,12 @@ def theorem_2(statistics: ProbitStatistics, eta: Tensor) -> tuple[ProbitBound, W
     W, log_Phi, a5, a3, _, _ = statistics
     with torch.no_grad():
         M = identity_plus(W)
-        half_log_det = _half_log_det(_cholesky(M))
+        log_det = -half_log_det(_cholesky(M))
         posterior = _posterior(eta, M, a5)
         inverse = posterior.root @ posterior.root.mT
     bound = ProbitBound(
-        log_det=_known(-half_log_det, (W, -0.5 * inverse)),
-        trace=-0.5 * (a3 - _trace(W)),
+        log_det=_known(log_det, (W, -0.5 * inverse)),
+        trace=-0.5 * (a3 - trace(W)),
         fit=log_Phi,
         penalty=-0.5 * eta.square().sum(-1),
     )
@@ -156,7 +156,7 @@ def identity_plus(matrix: Tensor) -> Tensor:
 
 
 def _posterior(mean: Tensor, M: Tensor, moment: Tensor) -> WhitenedPosterior:
-    root = _root_of_inverse(M)
+    root = root_of_inverse(M)
     eye = torch.eye(M.size(-1), dtype=M.dtype, device=M.device)
     inner = (M - eye) - (eye - root @ root.mT) + mean.unsqueeze(-1) * moment.unsqueeze(-2)
     return WhitenedPosterior(mean, root, inner)
@@ -173,16 +173,17 @@ def _cholesky(M: Tensor) -> Tensor:
     return factor
 
 
-def _trace(matrix: Tensor) -> Tensor:
+def trace(matrix: Tensor) -> Tensor:
+    """The trace `[...]` of a matrix `[..., p, p]`."""
     return matrix.diagonal(dim1=-2, dim2=-1).sum(-1)
 
 
-def _half_log_det(factor: Tensor) -> Tensor:
+def half_log_det(factor: Tensor) -> Tensor:
     """Half the log determinant of F F'."""
     return factor.diagonal(dim1=-2, dim2=-1).log().sum(-1)
 
 
-def _root_of_inverse(M: Tensor) -> Tensor:
+def root_of_inverse(M: Tensor) -> Tensor:
     """The lower triangular C with C C' = M^-1, without forming M^-1.
 
     With J the reversal of rows, J M J = F F' for a lower F, so M = U U' for the upper triangular U = J F J, and

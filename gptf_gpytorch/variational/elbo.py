@@ -21,6 +21,7 @@ from gptf_gpytorch.variational import checks
 from gptf_gpytorch.variational.bounds import WhitenedPosterior, theorem_1, theorem_2, through_kernel
 from gptf_gpytorch.variational.distributions import DeferredMultivariateNormal
 from gptf_gpytorch.variational.fixed_point import Solution, fixed_point, newton
+from gptf_gpytorch.variational.natural import remembering_1, remembering_2
 from gptf_gpytorch.variational.paths import PATHS, Maps, Path, choose
 from gptf_gpytorch.variational.statistics import (
     CurvatureStatistics,
@@ -122,6 +123,8 @@ class CollapsedELBO(gpytorch.mlls.MarginalLogLikelihood):  # type: ignore[misc]
         self.prior_weight = 1.0
         #: How many of the ``num_data`` entries the next evaluation takes, weighed to stand for all; None for all.
         self.sample: int | None = None
+        #: How much of q(v) an evaluation of a sample forgets, to move to where the sample wants it; 1 collapses its bound.
+        self.forget = 1.0
         #: The named terms of the last bound, not divided by ``num_data``.
         self.terms: dict[str, Tensor] = {}
         #: How the last lambda was found; None for the Gaussian bound.
@@ -260,12 +263,23 @@ class CollapsedELBO(gpytorch.mlls.MarginalLogLikelihood):  # type: ignore[misc]
         self.solution = None
         statistics = GaussianStatistics(*sharded_sum(maps.gaussian(), shard, self.communicator))
         self._check_sums(statistics, shard)
-        bound, posterior = theorem_1(statistics, self.likelihood.noise.squeeze(-1).reciprocal())
+        beta = self.likelihood.noise.squeeze(-1).reciprocal()
+        if self._remembers:
+            bound, posterior = remembering_1(statistics, beta, *self.strategy.q, self.forget)
+        else:
+            bound, posterior = theorem_1(statistics, beta)
         return bound._asdict(), posterior
 
     def _probit(
         self, shard: EntryShard, maps: Maps, batch_shape: torch.Size
     ) -> tuple[dict[str, Tensor], WhitenedPosterior]:
+        if self._remembers:
+            eta, root = self.strategy.q
+            statistics = self._probit_sums(shard, maps, eta)
+            norm = float((statistics.a5.detach() - eta).norm(dim=-1).max())
+            self.solution = Solution(eta, norm, passes=1, converged=False)
+            bound, posterior = remembering_2(statistics, eta, root, self.forget)
+            return bound._asdict(), posterior
         start = self._last_eta(batch_shape)
         tolerance = self.lambda_tolerance
         if tolerance is None:
@@ -295,9 +309,13 @@ class CollapsedELBO(gpytorch.mlls.MarginalLogLikelihood):  # type: ignore[misc]
         self._check_sums(statistics, shard)
         return statistics
 
+    @property
+    def _remembers(self) -> bool:
+        return self.sample is not None and self.forget < 1.0
+
     def _last_eta(self, batch_shape: torch.Size) -> Tensor:
         """lambda, whitened, as it was last written."""
-        last: Tensor = self.strategy._variational_distribution.variational_mean.detach()
+        last, _ = self.strategy.q
         shape = (*batch_shape, last.size(-1))
         return last.expand(shape).clone() if len(last.shape) <= len(shape) else last.new_zeros(shape)
 

@@ -168,6 +168,12 @@ class CollapsedVariationalStrategy(gpytorch.variational.VariationalStrategy):  #
         )
 
     @property
+    def q(self) -> tuple[Tensor, Tensor]:
+        """What was written last, whitened: the mean `[..., p]` and the Cholesky factor of the covariance."""
+        q = self._variational_distribution
+        return q.variational_mean, q.chol_variational_covar
+
+    @property
     def lam(self) -> Tensor:
         r"""The paper's lambda `[..., p]` where q(v) is that of the probit bound: :math:`L^{-T} \eta`, eta being q's
         mean.
@@ -176,8 +182,8 @@ class CollapsedVariationalStrategy(gpytorch.variational.VariationalStrategy):  #
         """
         with torch.no_grad():
             _, L = self.factor(may_raise_jitter=False)
-            eta = self._variational_distribution.variational_mean.unsqueeze(-1)
-            lam: Tensor = torch.linalg.solve_triangular(L.mT, eta, upper=True).squeeze(-1)
+            eta, _ = self.q
+            lam: Tensor = torch.linalg.solve_triangular(L.mT, eta.unsqueeze(-1), upper=True).squeeze(-1)
             return lam
 
     # The stamp

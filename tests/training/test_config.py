@@ -81,6 +81,8 @@ def test_a_bad_file_is_named(tmp_path: Path, content: bytes, message: str) -> No
             {"batch": 50, "inducing": 60, "draws": 1, "optimizer": "adam"},
             "batch must be 0 or at least inducing, 60. Got 50",
         ),
+        ({"forget": 0.1, "draws": 1, "optimizer": "adam"}, "forget must be 1 without batch. Got 0.1"),
+        ({"start_steps": 9, "draws": 1, "optimizer": "adam"}, "start_steps must be 0 without batch. Got 9"),
     ],
 )
 def test_options_that_need_others_are_looked_at_when_a_run_begins(values: dict, message: str, tmp_path: Path) -> None:
@@ -88,7 +90,7 @@ def test_options_that_need_others_are_looked_at_when_a_run_begins(values: dict, 
     config = TrainConfig.read(tmp_path / "run.toml")  # flags may bring what it needs
     with pytest.raises(InputError, match=message):
         fit(make_entries(), config)
-    TrainConfig.read(tmp_path / "run.toml", optimizer="adam", draws=1, inducing=20).check()
+    TrainConfig.read(tmp_path / "run.toml", optimizer="adam", draws=1, inducing=20, batch=500).check()
 
 
 def test_a_checkpoint_of_before_an_option_goes_on_with_its_default() -> None:
