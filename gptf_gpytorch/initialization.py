@@ -15,7 +15,7 @@ from gptf_gpytorch.errors import InputError
 from gptf_gpytorch.factors import LatentFactors
 from gptf_gpytorch.variational.checks import positive_integer
 from gptf_gpytorch.variational.elbo import CollapsedELBO
-from gptf_gpytorch.variational.statistics import EntryChunk, EntryShard
+from gptf_gpytorch.variational.shards import EntryChunk, EntryShard
 
 # Entries that k-means looks at: enough for good centres at any p, and a second's work.
 _SAMPLE = 20_000

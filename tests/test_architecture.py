@@ -52,6 +52,7 @@ ORDER = [
     "kernels",
     "likelihoods",
     "variational.checks",
+    "variational.shards",
     "variational.statistics",
     "variational.stationary",
     "variational.workspace",

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from gptf_gpytorch.factors import LatentFactors
 from gptf_gpytorch.variational import loops
-from gptf_gpytorch.variational.statistics import EntryChunk
+from gptf_gpytorch.variational.shards import EntryChunk
 from gptf_gpytorch.variational.workspace import ProbitSums, Pulled, Workspace
 
 _NOTHING = np.empty(0)

@@ -23,9 +23,9 @@ from gptf_gpytorch.variational.distributions import DeferredMultivariateNormal
 from gptf_gpytorch.variational.fixed_point import Solution, fixed_point, newton
 from gptf_gpytorch.variational.natural import remembering_1, remembering_2
 from gptf_gpytorch.variational.paths import PATHS, Maps, Path, choose
+from gptf_gpytorch.variational.shards import EntryShard
 from gptf_gpytorch.variational.statistics import (
     CurvatureStatistics,
-    EntryShard,
     GaussianStatistics,
     ProbitStatistics,
 )

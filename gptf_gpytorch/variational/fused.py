@@ -21,9 +21,9 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from gptf_gpytorch.variational.shards import EntryChunk
 from gptf_gpytorch.variational.statistics import (
     CurvatureStatistics,
-    EntryChunk,
     GaussianStatistics,
     ProbitStatistics,
 )

@@ -12,8 +12,9 @@ from gptf_gpytorch.distributed.sharded_sum import ChunkMap, Summation
 from gptf_gpytorch.errors import InputError
 from gptf_gpytorch.health import Fact
 from gptf_gpytorch.variational.fused import FusedCurvatureMap, FusedGaussianMap, FusedProbitMap
+from gptf_gpytorch.variational.shards import EntryShard
 from gptf_gpytorch.variational.stationary import StationaryPrior, recognise
-from gptf_gpytorch.variational.statistics import CurvatureMap, EntryShard, GaussianMap, ProbitMap
+from gptf_gpytorch.variational.statistics import CurvatureMap, GaussianMap, ProbitMap
 from gptf_gpytorch.variational.workspace import Scratch, Workspace
 
 Path = Literal["auto", "generic", "whitened", "explicit"]

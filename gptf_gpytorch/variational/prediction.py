@@ -12,8 +12,8 @@ from gptf_gpytorch.errors import InputError
 from gptf_gpytorch.factors import LatentFactors
 from gptf_gpytorch.variational import checks
 from gptf_gpytorch.variational.paths import workspace
+from gptf_gpytorch.variational.shards import EntryChunk, EntryShard, one_by_one
 from gptf_gpytorch.variational.stationary import recognise
-from gptf_gpytorch.variational.statistics import EntryChunk, EntryShard, one_by_one
 from gptf_gpytorch.variational.strategy import CollapsedVariationalStrategy
 from gptf_gpytorch.variational.workspace import Scratch
 

@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from gptf_gpytorch.likelihoods import log_Phi
+from gptf_gpytorch.variational.shards import EntryChunk, one_by_one
 from gptf_gpytorch.variational.stationary import StationaryPrior
-from gptf_gpytorch.variational.statistics import EntryChunk, one_by_one, slope_and_curvature
+from gptf_gpytorch.variational.statistics import slope_and_curvature
 
 #: Up to this condition number of K_BB, in the Frobenius norm, the explicit form keeps the digits that the tests ask for:
 #: experiments/benchmarks/conditioning.py measures how far it could be raised.
