@@ -63,7 +63,8 @@ def newton(
         trial = _Point(best.eta + t[..., None] * step, evaluate(best.eta + t[..., None] * step))
         passes += 1
         slack = _ROUNDING * torch.finfo(eta.dtype).eps * best.at.log_Phi.abs().clamp_min(1.0)
-        rises = trial.value >= best.value - slack  # False where the trial is NaN
+        # Concavity: where the gradient is within the tolerance is the top, whatever rounding says of the value. False for NaN.
+        rises = (trial.value >= best.value - slack) | (trial.norms <= tolerance)
         gained = bool((trial.value > best.value + slack).any())
         whole = bool((rises & (t == 1.0)).all())
         expected = trial.norm * (trial.norm / best.norm) ** 2 if whole else float("inf")
@@ -98,7 +99,8 @@ class _Point:
         self.eta, self.at = eta, at
         self.value = at.log_Phi - 0.5 * eta.square().sum(-1)
         self.gradient = at.a5 - eta
-        self.norm = float(self.gradient.norm(dim=-1).max())
+        self.norms = self.gradient.norm(dim=-1)
+        self.norm = float(self.norms.max())
 
     def where(self, keep: Tensor, other: "_Point") -> "_Point":
         """This point in the batches where ``keep``, the other one elsewhere."""

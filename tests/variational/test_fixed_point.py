@@ -188,6 +188,20 @@ def test_newton_never_keeps_a_step_that_lowers_the_bound() -> None:
     assert end > tried[0]
 
 
+def test_a_value_that_rounding_lowers_does_not_undo_a_step_to_the_top() -> None:
+    """The sum of very many terms may look lower at the optimum than beside it."""
+    w = torch.tensor([[3.0, -2.0, 5.0], [1.0, 4.0, -6.0]], dtype=torch.float64)
+
+    def evaluate(eta: torch.Tensor) -> CurvatureStatistics:
+        found = curvature(w, eta)
+        at_the_top = float((found.a5 - eta).norm()) < 1e-9
+        return found._replace(log_Phi=found.log_Phi - (1e-3 if at_the_top else 0.0))
+
+    solution = newton(evaluate, torch.zeros(2, dtype=torch.float64), tolerance=1e-9, max_passes=200)
+    assert solution.converged
+    assert solution.passes < 12
+
+
 def test_a_batch_has_converged_only_if_all_of_it_has() -> None:
     """One easy and one hard problem: the norm that counts is the larger one."""
     w = torch.tensor([1e-3, 30.0], dtype=torch.float64).view(2, 1, 1) * torch.randn(2, 3, 20, dtype=torch.float64)
