@@ -151,6 +151,19 @@ def ablation(results: Path = RESULTS) -> str:
     return "\n".join(lines)
 
 
+def small_parts(results: Path = RESULTS) -> str:
+    """Of each way to take steps, how well held-out training entries are predicted, and seconds."""
+    path = results / "small_parts.json"
+    runs: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))["runs"] if path.exists() else []
+    if not runs:
+        return NOTHING
+    lines = ["| steps on | how many | score | seconds |", "|---" * 4 + "|"]
+    for run in runs:
+        steps = f"{run['start_steps']} + {run['max_iterations']}" if "start_steps" in run else run["max_iterations"]
+        lines.append(f"| {run['way']} | {steps} | {number(run['score'])} | {run['seconds']:.3g} |")
+    return "\n".join(lines)
+
+
 def _reached(row: Row) -> str:
     return f"{number(row.mean)} in {row.seconds:.3g} s"
 
@@ -165,4 +178,5 @@ TABLES = {
     "ctr": calibration,
     "scalability": equal_time,
     "ablation": ablation,
+    "small_parts": small_parts,
 }

@@ -77,7 +77,9 @@ def _check(trace: list[tuple[int, float, float]], budget: int) -> None:
     assert budget <= passes[-1] < 3 * budget
 
 
-@pytest.mark.parametrize("name", ["defaults", "expectation_maximisation", "factor_posterior", "joint_lambda"])
+@pytest.mark.parametrize(
+    "name", ["defaults", "expectation_maximisation", "factor_posterior", "joint_lambda", "small_parts"]
+)
 def test_a_study_begins_as_its_command_says(name: str, tmp_path: Path) -> None:
     script = Path(factor_posterior.__file__).with_name(f"{name}.py")
     assert f"python experiments/studies/{name}.py" in script.read_text(encoding="utf-8")
