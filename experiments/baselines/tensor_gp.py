@@ -19,8 +19,8 @@ from torch import Tensor
 from gptf_gpytorch.likelihoods import log_Phi, rho
 
 KERNELS = ("rbf", "ard", "matern")
-# An eigenvalue below this share of the largest one is 0 to rounding.
-_NEGLIGIBLE = 1e-10
+# A direction whose variance is below this share of the noise's has none.
+_NEGLIGIBLE = 1e-8
 # Cells whose labels are looked at together, so that what is computed of them stays in the cache.
 _CELLS = 1 << 15
 
@@ -45,8 +45,9 @@ def outer(vectors: Sequence[Tensor]) -> Tensor:
 class KroneckerCovariance:
     r""":math:`C = K_1 \otimes \cdots \otimes K_K + \sigma^2 I`, with :math:`K_k = Q_k \Lambda_k Q_k'`.
 
-    Smooth kernels have few eigenvalues that are not 0 to rounding. Only these are kept, `q_k` of a mode: what is orthogonal
-    to their eigenvectors has the variance :math:`\sigma^2`, and products with a grid cost the less for it.
+    Smooth kernels have few eigenvalues that matter beside the noise, even where they meet the largest ones of other modes. Only
+    these are kept, `q_k` of a mode: what is orthogonal to their eigenvectors has the variance :math:`\sigma^2`, and products
+    with a grid cost the less for it.
 
     :param kernels: the matrices of the modes `[d_k, d_k]`.
     :param noise: the variance that is added to every cell.
@@ -54,7 +55,10 @@ class KroneckerCovariance:
 
     def __init__(self, kernels: Sequence[Tensor], noise: Tensor) -> None:
         pairs = [torch.linalg.eigh(K.detach()) for K in kernels]
-        kept = [values > _NEGLIGIBLE * values[-1] for values, _ in pairs]
+        largest = torch.stack([values[-1] for values, _ in pairs])
+        kept = [
+            values * largest.prod() / top > _NEGLIGIBLE * noise for (values, _), top in zip(pairs, largest, strict=True)
+        ]
         self.values = [values[keep] for (values, _), keep in zip(pairs, kept, strict=True)]
         self.Q = [vectors[:, keep] for (_, vectors), keep in zip(pairs, kept, strict=True)]  # [d_k, q_k]
         self.noise = noise.detach()
