@@ -268,7 +268,10 @@ class _Run:
         except InterruptedRunError as stopped:
             if not self.communicator.elastic:  # there the others go on, and are somewhere else by now
                 together(self.communicator, lambda: self.store.save(mll, optimizer, None))
-            raise InterruptedRunError("Stopped by a signal before the first step.", stopped.signal) from None
+            text = "Stopped by a signal on the way to the first step: a resumed run begins again."
+            raise InterruptedRunError(text, stopped.signal) from None
+        for note in progress.history.notes:
+            self.tracker.note(note)
         if bounds:
             best = bounds.index(max(bounds))
             self.tracker.compared([{"seed": config.seed + place, "bound": bound} for place, bound in enumerate(bounds)])

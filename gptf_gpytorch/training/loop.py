@@ -157,7 +157,9 @@ class Loop:
                 raise NumericalError(
                     f"Training must find numbers it can work with. Got trouble after {_ROLLBACKS} rollbacks: {error}"
                 ) from error
-            self.objective.mll.strategy.jitter.mul_(10.0)
+            jitter = 10.0 * self._jitter
+            self._restore_buffers()
+            self.objective.mll.strategy.jitter.fill_(jitter)
             self._take(progress.iteration)
             self._note(
                 f"step {progress.iteration + 1}: {error} Back to step {progress.iteration}, jitter {self._jitter:g} "

@@ -17,8 +17,8 @@ from gptf_gpytorch.variational.elbo import CollapsedELBO
 
 # Steps after which the best of several starts is chosen, and until which the deviations of factors are held.
 _SCREENING = 20
-# A quick step takes this share of the entries of another one.
-_QUICK = 8
+# A step of a run takes so many times the entries of a quick one.
+_TIMES = 8
 
 
 def started(objective: BoundObjective, config: TrainConfig, stop: StopRequest) -> tuple[Progress, list[float]]:
@@ -31,7 +31,7 @@ def started(objective: BoundObjective, config: TrainConfig, stop: StopRequest) -
     mll, began = objective.mll, time.monotonic()
     data: dict[str, Any] = {"inputs": objective.indices, "target": objective.values, "weights": objective.weights}
     start: dict[str, Any] = {"seed": config.seed, "scale": config.scale}
-    quick = config.start_steps > 0
+    quick, notes = config.start_steps > 0, list[str]()
     holds = config.draws > 0 and (quick or not (config.stochastic and config.biases))
 
     def train(mll: CollapsedELBO) -> None:
@@ -43,7 +43,7 @@ def started(objective: BoundObjective, config: TrainConfig, stop: StopRequest) -
         ]
         for table in held:
             table.requires_grad_(not holds)
-        _take_steps(objective, config, stop, began)
+        notes.extend(f"on the way to the first step, {note}" for note in _take_steps(objective, config, stop, began))
         for table in held:
             table.requires_grad_(True)
 
@@ -54,22 +54,25 @@ def started(objective: BoundObjective, config: TrainConfig, stop: StopRequest) -
         initialize(mll, **data, **start)
         if holds:
             train(mll)
-    return Progress(objective(objective.vector()), seconds=time.monotonic() - began), bounds
+    progress = Progress(objective(objective.vector()), seconds=time.monotonic() - began)
+    progress.history.notes.extend(notes)
+    return progress, bounds
 
 
-def _take_steps(objective: BoundObjective, config: TrainConfig, stop: StopRequest, began: float) -> None:
-    """The steps that a start takes, with the parameters that need a gradient."""
+def _take_steps(objective: BoundObjective, config: TrainConfig, stop: StopRequest, began: float) -> list[str]:
+    """The steps that a start takes, with the parameters that need a gradient; what there is to note of them."""
     mll, quick = objective.mll, config.start_steps > 0
     steps = config.start_steps if quick else min(_SCREENING, config.max_iterations)
     short = replace(config, max_iterations=steps, validation=0.0, warmup=0.0, patience=0, checkpoint_seconds=math.inf)
     if config.stochastic and not config.biases and not quick:
         short = replace(short, optimizer="lbfgs")
-    batch = max(config.inducing, config.batch // _QUICK) if quick else config.batch
+    batch = max(config.inducing, config.batch // _TIMES) if quick else config.batch
     few = BoundObjective(mll, objective.indices, objective.values, objective.weights, batch)
     few.part = 0 if few.parts > 1 else None
-    mll.forget = 1.0  # there is nothing to remember yet
+    mll.forget = 1.0  # there is nothing to remember yet, and a line search needs the same function in all of its trials
     progress = Progress(few(few.vector()), seconds=time.monotonic() - began)
-    mll.forget = config.forget
+    mll.forget = config.forget if quick else 1.0
     starter = optimizers.make(short.optimizer, config.learning_rate, steps if quick else None)
     Loop(few, starter, short, progress, tracker=Tracker(), stop=stop).run()
     few.assign(progress.point.x)
+    return progress.history.notes

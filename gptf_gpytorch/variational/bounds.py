@@ -30,7 +30,7 @@ class ProbitBound(NamedTuple):
 
 
 class WhitenedPosterior(NamedTuple):
-    """The optimal q(v) in whitened coordinates, v = mean(B) + L u, q(u) = N(mean, root root')."""
+    """A q(v) in whitened coordinates, v = mean(B) + L u, q(u) = N(mean, root root')."""
 
     mean: Tensor  # [..., p]
     root: Tensor  # [..., p, p], lower triangular

@@ -41,7 +41,8 @@ class CollapsedELBO(gpytorch.mlls.MarginalLogLikelihood):  # type: ignore[misc]
     loss terms that are registered on the model or the likelihood are counted as GPyTorch's ``VariationalELBO`` counts
     them.
 
-    An evaluation in training mode with gradients writes the optimal q(v) into the model's strategy; ``refresh`` does
+    An evaluation in training mode with gradients writes the optimal q(v) (or, with ``forget`` below 1, one on its way
+    there) into the model's strategy; ``refresh`` does
     so at the final parameters. With more than one worker both are collectives: all workers call them. What one worker's
     entries or targets break is an error on all workers.
 
@@ -253,19 +254,22 @@ class CollapsedELBO(gpytorch.mlls.MarginalLogLikelihood):  # type: ignore[misc]
             )
         self.terms = {name: term.detach() for name, term in terms.items()}
         if write:
-            # Inputs that a network made are its output at old parameters: nothing to refresh from.
-            self._held = None if shard.inputs.requires_grad else (shard, batch_shape)
+            # Inputs that a network made are its output at old parameters, and a part is not all that q(v) remembers: nothing to
+            # refresh from.
+            self._held = None if shard.inputs.requires_grad or self._remembers else (shard, batch_shape)
             alone = self.communicator.size == 1 and self._held is not None
             self.strategy.write(posterior, self.likelihood, self.refresh if alone else None)
         return through_kernel(bound, K_BB, L, posterior.inner)
 
-    def _gaussian(self, shard: EntryShard, maps: Maps, _: torch.Size) -> tuple[dict[str, Tensor], WhitenedPosterior]:
+    def _gaussian(
+        self, shard: EntryShard, maps: Maps, batch_shape: torch.Size
+    ) -> tuple[dict[str, Tensor], WhitenedPosterior]:
         self.solution = None
         statistics = GaussianStatistics(*sharded_sum(maps.gaussian(), shard, self.communicator))
         self._check_sums(statistics, shard)
         beta = self.likelihood.noise.squeeze(-1).reciprocal()
         if self._remembers:
-            bound, posterior = remembering_1(statistics, beta, *self.strategy.q, self.forget)
+            bound, posterior = remembering_1(statistics, beta, *self._last_q(batch_shape), self.forget)
         else:
             bound, posterior = theorem_1(statistics, beta)
         return bound._asdict(), posterior
@@ -274,20 +278,19 @@ class CollapsedELBO(gpytorch.mlls.MarginalLogLikelihood):  # type: ignore[misc]
         self, shard: EntryShard, maps: Maps, batch_shape: torch.Size
     ) -> tuple[dict[str, Tensor], WhitenedPosterior]:
         if self._remembers:
-            eta, root = self.strategy.q
+            eta, root = self._last_q(batch_shape)
             statistics = self._probit_sums(shard, maps, eta)
-            norm = float((statistics.a5.detach() - eta).norm(dim=-1).max())
-            self.solution = Solution(eta, norm, passes=1, converged=False)
+            self.solution = Solution(eta, _gradient_norm(statistics, eta), passes=1, converged=False)
             bound, posterior = remembering_2(statistics, eta, root, self.forget)
             return bound._asdict(), posterior
-        start = self._last_eta(batch_shape)
+        start, _ = self._last_q(batch_shape)
         tolerance = self.lambda_tolerance
         if tolerance is None:
             tolerance = default_tolerance(self.num_data, start.dtype)
         solution = self._solve(shard, maps, start, tolerance, foresee=True)
         statistics = self._probit_sums(shard, maps, solution.eta)
         if solution.expected:  # this map has looked at the last step
-            norm = float((statistics.a5.detach() - solution.eta).norm(dim=-1).max())
+            norm = _gradient_norm(statistics, solution.eta)
             solution = replace(solution, gradient_norm=norm, converged=norm <= tolerance)
             if not solution.converged:
                 again = self._solve(shard, maps, solution.eta, tolerance)
@@ -313,11 +316,14 @@ class CollapsedELBO(gpytorch.mlls.MarginalLogLikelihood):  # type: ignore[misc]
     def _remembers(self) -> bool:
         return self.sample is not None and self.forget < 1.0
 
-    def _last_eta(self, batch_shape: torch.Size) -> Tensor:
-        """lambda, whitened, as it was last written."""
-        last, _ = self.strategy.q
-        shape = (*batch_shape, last.size(-1))
-        return last.expand(shape).clone() if len(last.shape) <= len(shape) else last.new_zeros(shape)
+    def _last_q(self, batch_shape: torch.Size) -> tuple[Tensor, Tensor]:
+        """Mean and root of q(v), whitened, as it was last written; the prior's, if that was of a larger batch."""
+        mean, root = (number.detach() for number in self.strategy.q)
+        if mean.dim() - 1 > len(batch_shape):
+            mean, root = torch.zeros_like(mean), torch.eye(root.size(-1), dtype=root.dtype, device=root.device)
+            mean = mean[(0,) * (mean.dim() - 1)]
+        p = mean.size(-1)
+        return mean.expand(*batch_shape, p).clone(), root.expand(*batch_shape, p, p).clone()
 
     def _solve(
         self, shard: EntryShard, maps: Maps, start: Tensor, tolerance: float, *, foresee: bool = False
@@ -347,6 +353,11 @@ class CollapsedELBO(gpytorch.mlls.MarginalLogLikelihood):  # type: ignore[misc]
                     f"The statistics of the entries must be finite. Got NaN or infinity in {name}: a parameter "
                     "has left its range; take a smaller step, or start again from the last good state."
                 )
+
+
+def _gradient_norm(statistics: ProbitStatistics, eta: Tensor) -> float:
+    """The largest norm of a batch."""
+    return float((statistics.a5.detach() - eta).norm(dim=-1).max())
 
 
 def default_tolerance(num_data: int, dtype: torch.dtype) -> float:

@@ -48,7 +48,7 @@ def newton(
 ) -> Solution:
     r"""Newton's method with step halving: :math:`\eta \leftarrow \eta + t (I + H)^{-1} (a_5 - \eta)`.
 
-    A step is kept only if the bound does not fall, so the method is monotone; concavity makes some t good enough.
+    A step is kept only if the bound does not fall, or if it solves the problem; concavity makes some t good enough.
 
     :param foresee: return after a step that is expected to solve it. Near the optimum a step squares the gradient's
         norm, up to a factor that the step before has shown. For callers whose next map sees :math:`a_5` anyway.

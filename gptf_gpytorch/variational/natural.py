@@ -3,8 +3,9 @@ r"""The bounds of a part of the entries, at a q(v) that remembers the parts befo
 Collapsed, the bound of a small part has the q(v) that is best for this part alone. Here q(v) is a state, that of the
 strategy, and every evaluation moves it by a share :math:`\rho` of the way to where the part, weighed to stand for all
 entries, wants it, in natural parameters: a step of stochastic variational inference along the natural gradient. The
-bound is that before it was collapsed, at the q(v) that was reached, and so is the gradient of everything else; at
-:math:`\rho = 1` and the optimal lambda both are those of :mod:`~gptf_gpytorch.variational.bounds`.
+bound is that before it was collapsed, at the q(v) that was reached (but for the mean of labels, which is that before the step:
+another one would take another pass), and so is the gradient of everything else; at :math:`\rho = 1` both are those of
+:mod:`~gptf_gpytorch.variational.bounds`. The term ``fit`` has what is left of the divergence, which is 0 at the optimum.
 
 With :math:`q(u) = N(m, S)`, whitened, and the precision :math:`M = S^{-1}`:
 

@@ -44,7 +44,7 @@ def _checksum(tensors: Iterable[Tensor]) -> int:
 
 
 class CollapsedVariationalStrategy(gpytorch.variational.VariationalStrategy):  # type: ignore[misc]
-    r"""A variational strategy whose q(v) is always the optimum that the tight bounds of the paper imply.
+    r"""A variational strategy whose q(v) is computed, not learned: the optimum that the tight bounds of the paper imply.
 
     It takes the place of :class:`gpytorch.variational.VariationalStrategy` in an ``ApproximateGP``, with plain real
     inputs or with latent factors (:class:`~gptf_gpytorch.GPTF`), and is trained with

@@ -91,7 +91,7 @@ def test_a_run_that_remembers_is_resumed_at_the_same_bits(
         return original(self, x)
 
     monkeypatch.setattr(BoundObjective, "__call__", interrupting)
-    with pytest.raises(InterruptedRunError, match="before the first step" if step == 7 else "after step 12"):
+    with pytest.raises(InterruptedRunError, match="on the way to the first step" if step == 7 else "after step 12"):
         fit(entries, output=tmp_path, **options)
     monkeypatch.undo()
     resumed = fit(entries, output=tmp_path, resume=True, **options).fitted

@@ -166,7 +166,7 @@ def test_stopped_while_starts_are_compared_a_run_begins_again(
     options = {**SMALL, "restarts": 3, "max_iterations": 5}
     whole = fit(entries, **options)
     during(monkeypatch, BoundObjective, "__call__", 9)
-    with pytest.raises(InterruptedRunError, match=r"before the first step\. .* holds it"):
+    with pytest.raises(InterruptedRunError, match=r"on the way to the first step: .* begins again\. .* holds it"):
         fit(entries, output=tmp_path, **options)
     monkeypatch.undo()
     with pytest.raises(CheckpointError, match="restarts must be what the run began with: 3"):
