@@ -174,7 +174,7 @@ def test_kills_while_saving_leave_a_checkpoint_that_loads(tmp_path: Path) -> Non
                 step = run["step"]
                 assert torch.equal(found["a"], tensors(step)["a"])
     assert process.returncode == 0
-    assert step > KILLS / 20, "the saves were not under way"
+    assert step > KILLS / 50, "the saves were not under way"
 
 
 FORKER = """
