@@ -107,7 +107,7 @@ def test_a_killed_process_leaves_a_failed_run(client: Any, csv: Path, tmp_path: 
     command = [tool("gptf"), "train", csv, "--output", output, "--track", "mlflow", "--max-iterations", "100000"]
     command += ["--tolerance", "0", "--patience", "0", "--quiet"]
     process = subprocess.Popen(list(map(str, command)))
-    for _ in range(300):
+    for _ in range(900):
         journals = Journal.all(output)
         if journals and journals[-1].sent["run_id"]:
             break
@@ -115,7 +115,7 @@ def test_a_killed_process_leaves_a_failed_run(client: Any, csv: Path, tmp_path: 
     process.kill()
     process.wait()
     journal = Journal.all(output)[-1]
-    for _ in range(300):
+    for _ in range(900):
         run = client.get_run(journal.sent["run_id"])
         if run.info.status == "FAILED" and not journal.waiting:
             break
