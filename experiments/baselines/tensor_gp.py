@@ -162,13 +162,16 @@ class TensorGP(torch.nn.Module):
     :param factors: where the factors start `[d_k, r_k]`.
     :param kernel: ``rbf``, ``ard`` (a lengthscale for each factor) or ``matern`` (5/2).
     :param typical: a (sub-)tensor, from which mean, scale and noise start.
+    :param lengthscale: where the kernels' start.
     """
 
-    def __init__(self, factors: Sequence[Tensor], kernel: str, typical: Tensor, binary: bool) -> None:
+    def __init__(
+        self, factors: Sequence[Tensor], kernel: str, typical: Tensor, binary: bool, lengthscale: float = 1.0
+    ) -> None:
         super().__init__()
         self.binary = binary
         self.factors = torch.nn.ParameterList(torch.nn.Parameter(table.clone()) for table in factors)
-        self.kernels = torch.nn.ModuleList(_kernel(kernel, table.size(1)) for table in factors)
+        self.kernels = torch.nn.ModuleList(_kernel(kernel, table.size(1), lengthscale) for table in factors)
         rate = typical.mean()
         mean = torch.special.ndtri(rate.clamp(1e-6, 0.5)) if binary else rate
         variance = 1.0 if binary else float(typical.var().clamp_min(1e-12))
@@ -198,11 +201,11 @@ class TensorGP(torch.nn.Module):
         return *log_evidence(Y, kernels, self.log_noise.exp(), self.mean), None
 
 
-def _kernel(name: str, rank: int) -> gpytorch.kernels.Kernel:
+def _kernel(name: str, rank: int, lengthscale: float) -> gpytorch.kernels.Kernel:
     kernel = {
         "rbf": lambda: gpytorch.kernels.RBFKernel(),
         "ard": lambda: gpytorch.kernels.RBFKernel(ard_num_dims=rank),
         "matern": lambda: gpytorch.kernels.MaternKernel(nu=2.5),
     }[name]()
-    kernel.lengthscale = 1.0
+    kernel.lengthscale = lengthscale
     return kernel.double()
