@@ -64,6 +64,7 @@ ORDER = [
     "variational.bounds",
     "variational.fixed_point",
     "variational.natural",
+    "variational.evaluation",
     "variational.distributions",
     "variational.strategy",
     "variational.prediction",

@@ -21,7 +21,7 @@ from gptf_gpytorch.commands import train
 from gptf_gpytorch.distributed.elastic import ElasticCommunicator
 from gptf_gpytorch.training import checkpoints, commits
 from gptf_gpytorch.training.objective import BoundObjective
-from gptf_gpytorch.variational.elbo import CollapsedELBO
+from gptf_gpytorch.variational.evaluation import Evaluation
 
 LENGTH = 128
 
@@ -104,6 +104,6 @@ if __name__ == "__main__":
     train.ElasticCommunicator = Observed  # type: ignore[misc]
     commits.Commits.keep = keep  # type: ignore[method-assign]
     observe(BoundObjective, "__call__", "map")
-    observe(CollapsedELBO, "_solve", "lambda")
+    observe(Evaluation, "_solve", "lambda")
     observe(checkpoints, "save", "save")
     cli.main()

@@ -1,9 +1,7 @@
 """The collapsed evidence lower bound, as a GPyTorch marginal log likelihood."""
 
-import warnings
 from contextlib import ExitStack
-from dataclasses import replace
-from typing import Any, Literal
+from typing import Any, get_args
 
 import gpytorch
 import torch
@@ -12,23 +10,17 @@ from torch import Tensor
 
 from gptf_gpytorch.distributed import slots
 from gptf_gpytorch.distributed.communicator import Communicator, SingleProcess
-from gptf_gpytorch.distributed.sharded_sum import sharded_sum, total
 from gptf_gpytorch.distributed.threads import one_core_each
 from gptf_gpytorch.distributed.verdicts import share
-from gptf_gpytorch.errors import InputError, LambdaWarning, NumericalError
+from gptf_gpytorch.errors import InputError, NumericalError
 from gptf_gpytorch.factors import LatentFactors
 from gptf_gpytorch.variational import checks
-from gptf_gpytorch.variational.bounds import WhitenedPosterior, theorem_1, theorem_2, through_kernel
+from gptf_gpytorch.variational.bounds import WhitenedPosterior, through_kernel
 from gptf_gpytorch.variational.distributions import DeferredMultivariateNormal
-from gptf_gpytorch.variational.fixed_point import Solution, fixed_point, newton
-from gptf_gpytorch.variational.natural import remembering_1, remembering_2
-from gptf_gpytorch.variational.paths import PATHS, Maps, Path, choose
+from gptf_gpytorch.variational.evaluation import Evaluation, Solver, default_tolerance
+from gptf_gpytorch.variational.fixed_point import Solution
+from gptf_gpytorch.variational.paths import PATHS, Path, choose
 from gptf_gpytorch.variational.shards import EntryShard
-from gptf_gpytorch.variational.statistics import (
-    CurvatureStatistics,
-    GaussianStatistics,
-    ProbitStatistics,
-)
 from gptf_gpytorch.variational.strategy import CollapsedVariationalStrategy
 from gptf_gpytorch.variational.workspace import Scratch
 
@@ -79,7 +71,7 @@ class CollapsedELBO(gpytorch.mlls.MarginalLogLikelihood):  # type: ignore[misc]
         communicator: Communicator | None = None,
         *,
         chunk_size: int = 3000,
-        lambda_solver: Literal["newton", "fixed_point"] = "newton",
+        lambda_solver: Solver = "newton",
         lambda_tolerance: float | None = None,
         lambda_passes: int = 1000,
         path: Path = "auto",
@@ -108,7 +100,7 @@ class CollapsedELBO(gpytorch.mlls.MarginalLogLikelihood):  # type: ignore[misc]
         lambda_passes = checks.positive_integer("lambda_passes", lambda_passes)
         if lambda_tolerance is not None and not lambda_tolerance > 0:
             raise InputError(f"lambda_tolerance must be greater than 0. Got {lambda_tolerance!r}.")
-        if lambda_solver not in ("newton", "fixed_point"):
+        if lambda_solver not in get_args(Solver):
             raise InputError(f"lambda_solver must be 'newton' or 'fixed_point'. Got {lambda_solver!r}.")
         if path not in PATHS:
             raise InputError(f"path must be one of {', '.join(PATHS)}. Got {path!r}.")
@@ -221,7 +213,6 @@ class CollapsedELBO(gpytorch.mlls.MarginalLogLikelihood):  # type: ignore[misc]
     def _evaluate(self, shard: EntryShard, batch_shape: torch.Size, *, write: bool) -> Tensor:
         """The bound, undivided, with its terms kept in ``self.terms``; q(v) is written if ``write``."""
         K_BB, L = self.strategy.factor(may_raise_jitter=write)
-        binary = isinstance(self.likelihood, BernoulliLikelihood)
         points = self.strategy.inducing_points
         maps = choose(
             self.path,
@@ -234,8 +225,8 @@ class CollapsedELBO(gpytorch.mlls.MarginalLogLikelihood):  # type: ignore[misc]
             compiled=self.compiled,
         )
         self.strategy.path = maps.path
-        evaluate = self._probit if binary else self._gaussian
-        terms, posterior = evaluate(shard, maps, batch_shape)
+        forget = 1.0 if self.sample is None else self.forget
+        terms, posterior = self._bound(Evaluation(shard, maps, self.communicator, batch_shape, self.strategy.q, forget))
         factors = [module for module in self.model.modules() if isinstance(module, LatentFactors)]
         if factors:
             terms["factor_prior"] = self.prior_weight * torch.stack([module.log_prior() for module in factors]).sum()
@@ -256,110 +247,19 @@ class CollapsedELBO(gpytorch.mlls.MarginalLogLikelihood):  # type: ignore[misc]
         if write:
             # Inputs that a network made are its output at old parameters, and a part is not all that q(v) remembers: nothing to
             # refresh from.
-            self._held = None if shard.inputs.requires_grad or self._remembers else (shard, batch_shape)
+            self._held = None if shard.inputs.requires_grad or forget < 1.0 else (shard, batch_shape)
             alone = self.communicator.size == 1 and self._held is not None
             self.strategy.write(posterior, self.likelihood, self.refresh if alone else None)
         return through_kernel(bound, K_BB, L, posterior.inner)
 
-    def _gaussian(
-        self, shard: EntryShard, maps: Maps, batch_shape: torch.Size
-    ) -> tuple[dict[str, Tensor], WhitenedPosterior]:
-        self.solution = None
-        statistics = GaussianStatistics(*sharded_sum(maps.gaussian(), shard, self.communicator))
-        self._check_sums(statistics, shard)
-        beta = self.likelihood.noise.squeeze(-1).reciprocal()
-        if self._remembers:
-            bound, posterior = remembering_1(statistics, beta, *self._last_q(batch_shape), self.forget)
-        else:
-            bound, posterior = theorem_1(statistics, beta)
-        return bound._asdict(), posterior
-
-    def _probit(
-        self, shard: EntryShard, maps: Maps, batch_shape: torch.Size
-    ) -> tuple[dict[str, Tensor], WhitenedPosterior]:
-        if self._remembers:
-            eta, root = self._last_q(batch_shape)
-            statistics = self._probit_sums(shard, maps, eta)
-            self.solution = Solution(eta, _gradient_norm(statistics, eta), passes=1, converged=False)
-            bound, posterior = remembering_2(statistics, eta, root, self.forget)
-            return bound._asdict(), posterior
-        start, _ = self._last_q(batch_shape)
+    def _bound(self, evaluation: Evaluation) -> tuple[dict[str, Tensor], WhitenedPosterior]:
+        """The terms of the likelihood's bound, and q(v)."""
+        if isinstance(self.likelihood, GaussianLikelihood):
+            self.solution = None
+            gaussian, posterior = evaluation.gaussian(self.likelihood.noise.squeeze(-1).reciprocal())
+            return gaussian._asdict(), posterior
         tolerance = self.lambda_tolerance
         if tolerance is None:
-            tolerance = default_tolerance(self.num_data, start.dtype)
-        solution = self._solve(shard, maps, start, tolerance, foresee=True)
-        statistics = self._probit_sums(shard, maps, solution.eta)
-        if solution.expected:  # this map has looked at the last step
-            norm = _gradient_norm(statistics, solution.eta)
-            solution = replace(solution, gradient_norm=norm, converged=norm <= tolerance)
-            if not solution.converged:
-                again = self._solve(shard, maps, solution.eta, tolerance)
-                solution = replace(again, passes=solution.passes + 1 + again.passes)
-                statistics = self._probit_sums(shard, maps, solution.eta)
-        if not solution.converged:
-            warnings.warn(
-                f"lambda must be solved to a gradient of at most {tolerance:g}. "
-                f"Reached {solution.gradient_norm:g} after {solution.passes} passes of {self.lambda_solver}.",
-                LambdaWarning,
-                stacklevel=2,
-            )
-        self.solution = solution
-        bound, posterior = theorem_2(statistics, solution.eta)
-        return bound._asdict(), posterior
-
-    def _probit_sums(self, shard: EntryShard, maps: Maps, eta: Tensor) -> ProbitStatistics:
-        statistics = ProbitStatistics(*sharded_sum(maps.probit(eta), shard, self.communicator))
-        self._check_sums(statistics, shard)
-        return statistics
-
-    @property
-    def _remembers(self) -> bool:
-        return self.sample is not None and self.forget < 1.0
-
-    def _last_q(self, batch_shape: torch.Size) -> tuple[Tensor, Tensor]:
-        """Mean and root of q(v), whitened, as it was last written; the prior's, if that was of a larger batch."""
-        mean, root = (number.detach() for number in self.strategy.q)
-        if mean.dim() - 1 > len(batch_shape):
-            mean, root = torch.zeros_like(mean), torch.eye(root.size(-1), dtype=root.dtype, device=root.device)
-            mean = mean[(0,) * (mean.dim() - 1)]
-        p = mean.size(-1)
-        return mean.expand(*batch_shape, p).clone(), root.expand(*batch_shape, p, p).clone()
-
-    def _solve(
-        self, shard: EntryShard, maps: Maps, start: Tensor, tolerance: float, *, foresee: bool = False
-    ) -> Solution:
-        """lambda, whitened."""
-
-        def evaluate(eta: Tensor) -> CurvatureStatistics:
-            return CurvatureStatistics(*total(maps.curvature(eta), shard, self.communicator))
-
-        if self.lambda_solver == "newton":
-            return newton(evaluate, start, tolerance=tolerance, max_passes=self.lambda_passes, foresee=foresee)
-        statistics = ProbitStatistics(*total(maps.probit(start), shard, self.communicator))
-        return fixed_point(evaluate, statistics.W, start, tolerance=tolerance, max_passes=self.lambda_passes)
-
-    @staticmethod
-    def _check_sums(statistics: GaussianStatistics | ProbitStatistics, shard: EntryShard) -> None:
-        # Exact in double precision; single precision cannot count beyond 2^24.
-        entries = int(statistics.entries) // shard.copies
-        if abs(entries - shard.total) > shard.total * torch.finfo(statistics.entries.dtype).eps:
-            raise InputError(
-                f"num_data must be the number of entries of all workers, {shard.total}. "
-                f"Got {entries} entries: pass all of them at every evaluation, each on one worker only."
-            )
-        for name, value in statistics._asdict().items():
-            if not bool(value.isfinite().all()):
-                raise NumericalError(
-                    f"The statistics of the entries must be finite. Got NaN or infinity in {name}: a parameter "
-                    "has left its range; take a smaller step, or start again from the last good state."
-                )
-
-
-def _gradient_norm(statistics: ProbitStatistics, eta: Tensor) -> float:
-    """The largest norm of a batch."""
-    return float((statistics.a5.detach() - eta).norm(dim=-1).max())
-
-
-def default_tolerance(num_data: int, dtype: torch.dtype) -> float:
-    """The largest gradient of the bound with respect to eta that counts as solved; rounding grows with the sums."""
-    return 1e-8 * max(1.0, num_data / 1e5) if dtype == torch.float64 else 1e-3
+            tolerance = default_tolerance(self.num_data, self.strategy.inducing_points.dtype)
+        probit, posterior, self.solution = evaluation.probit(self.lambda_solver, tolerance, self.lambda_passes)
+        return probit._asdict(), posterior

@@ -18,7 +18,8 @@ from gptf_gpytorch.serving.predictions import predict
 from gptf_gpytorch.serving.recommend import recommend
 from gptf_gpytorch.training.objective import BoundObjective, mean_log_density
 from gptf_gpytorch.training.saved import build
-from gptf_gpytorch.variational.elbo import CollapsedELBO, default_tolerance
+from gptf_gpytorch.variational.elbo import CollapsedELBO
+from gptf_gpytorch.variational.evaluation import default_tolerance
 
 
 @pytest.fixture(scope="module")

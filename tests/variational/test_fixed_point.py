@@ -13,7 +13,7 @@ from conftest import Small, small
 from gptf_gpytorch import GPTF, CollapsedELBO, ProbitLikelihood, initialize
 from gptf_gpytorch.errors import LambdaWarning
 from gptf_gpytorch.likelihoods import log_Phi, rho
-from gptf_gpytorch.variational.elbo import default_tolerance
+from gptf_gpytorch.variational.evaluation import default_tolerance
 from gptf_gpytorch.variational.fixed_point import fixed_point, newton
 from gptf_gpytorch.variational.statistics import CurvatureStatistics, slope_and_curvature
 
