@@ -67,22 +67,17 @@ class Ours:
     """The package's ``fit``.
 
     :param ensemble: fits from this many seeds, whose predictions are averaged.
-    :param refit: fit to all entries, for as many steps as were best for those that one more fit holds out.
     :param options: fields of :class:`TrainConfig`, but for the rank, the seed and the likelihood, which the task says.
     """
 
     name: ClassVar[str] = "ours"
 
-    def __init__(self, ensemble: int = 1, refit: bool = False, **options: Any) -> None:
-        self.ensemble, self.refit, self.config = ensemble, refit, TrainConfig.of(options, self.name)
+    def __init__(self, ensemble: int = 1, **options: Any) -> None:
+        self.ensemble, self.config = ensemble, TrainConfig.of(options, self.name)
 
     def fit(self, task: Task) -> Fitted:
         """Train on the task's entries."""
         config = self._config(task)
-        if self.refit:
-            history = self._fit(task, config).history
-            best = history.kept.iteration if history and history.kept else config.max_iterations
-            config = replace(config, validation=0.0, max_iterations=max(1, best))
         models = [self._fit(task, replace(config, seed=task.seed + member)) for member in range(self.ensemble)]
 
         def values(indices: Tensor) -> Array:
@@ -140,10 +135,12 @@ def _details(history: History) -> dict[str, Any]:
     kept, steps = history.kept, history.steps
     found = {} if kept is None else {"bound": kept.bound, "held_out": kept.held_out, "kept": kept.iteration}
     seconds = np.diff([step.seconds for step in steps])
+    speeds = [step.entries_per_second for step in steps]
     return {
         **found,
         "steps": len(steps),
         "seconds_per_step": float(np.median(seconds)) if len(seconds) else None,
+        "entries_per_second": float(np.median(speeds)) if speeds else None,
         "notes": list(history.notes),
     }
 

@@ -35,7 +35,11 @@ PATH = click.Path(path_type=Path)
 
 @click.command(help=__doc__)
 @click.argument("table", type=click.Choice([*TABLES, "smoke", "all"]))
-@click.option("--quick", is_flag=True, help="The first fold and the lowest rank, every method; not ACC and NELL-995.")
+@click.option(
+    "--quick",
+    is_flag=True,
+    help="The first fold and the lowest rank, every method, on data sets that do not take long.",
+)
 @click.option("--only", "labels", multiple=True, metavar="METHOD", help="Its label in the file; may be repeated.")
 @click.option("--data", multiple=True, metavar="NAME", help="May be repeated.")
 @click.option("--folds", multiple=True, type=int, help="May be repeated.")

@@ -7,13 +7,14 @@ from typing import Any
 import numpy as np
 from baselines.base import Array
 from plan import Cell, Plan
-from scipy.stats import ttest_rel
+from scipy.stats import ttest_1samp
 from sklearn import metrics
 
 from gptf_gpytorch import NumericalError
 from gptf_gpytorch.serving.metrics import calibration_error
 
 Cells = Mapping[str, Mapping[str, Any]]
+LARGER_IS_BETTER = ("auc", "average_precision")
 
 
 def score(y: Array, predicted: Array, *, binary: bool, probabilities: bool) -> dict[str, float]:
@@ -38,6 +39,7 @@ class Row:
 
     :param error: the standard error of the mean; None where there is one value.
     :param p: of the paired t-test against ours at the same rank.
+    :param better: whether it is better than ours there, on average.
     :param seconds: of one fit.
     """
 
@@ -49,6 +51,7 @@ class Row:
     error: float | None
     count: int
     p: float | None
+    better: bool
     seconds: float
 
 
@@ -75,7 +78,9 @@ def rows(plan: Plan, cells: Cells, metric: str | None = None) -> list[Row]:
         values = list(mine.values())
         error = float(np.std(values, ddof=1) / np.sqrt(len(values))) if len(values) > 1 else None
         seconds = float(np.mean([result["seconds"] for _, result in fits]))
-        found.append(Row(data, label, rank, name, float(np.mean(values)), error, len(values), _p(mine, ours), seconds))
+        p, difference = _compared(mine, ours)
+        better = difference > 0 if name in LARGER_IS_BETTER else difference < 0
+        found.append(Row(data, label, rank, name, float(np.mean(values)), error, len(values), p, better, seconds))
     return found
 
 
@@ -88,10 +93,12 @@ def _values(fits: Sequence[tuple[Cell, Mapping[str, Any]]], metric: str) -> dict
     }
 
 
-def _p(mine: Mapping[tuple[int, int], float], ours: Mapping[tuple[int, int], float]) -> float | None:
-    """The p-value of the paired t-test over the test sets that both have; None where they do not differ at all."""
-    shared = [key for key in mine if key in ours]
-    pairs = np.array([(mine[key], ours[key]) for key in shared])
-    if len(shared) < 2 or np.ptp(pairs[:, 0] - pairs[:, 1]) == 0:
-        return None
-    return float(ttest_rel(pairs[:, 0], pairs[:, 1]).pvalue)
+def _compared(
+    mine: Mapping[tuple[int, int], float], ours: Mapping[tuple[int, int], float]
+) -> tuple[float | None, float]:
+    """Of the test sets that both have, the p-value of the paired t-test, None where nothing varies, and the mean difference."""
+    differences = np.array([mine[key] - ours[key] for key in mine if key in ours])
+    mean = float(differences.mean()) if len(differences) else 0.0
+    if len(differences) < 2 or np.ptp(differences) == 0:
+        return None, mean
+    return float(ttest_1samp(differences, 0.0).pvalue), mean

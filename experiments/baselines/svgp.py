@@ -12,7 +12,7 @@ from torch import Tensor
 
 from baselines.base import Array, Fitted, Task
 from baselines.tools import hold_out, score
-from gptf_gpytorch import SingleProcess, TensorEntries, TrainConfig, initialize
+from gptf_gpytorch import InputError, SingleProcess, TensorEntries, TrainConfig, initialize
 from gptf_gpytorch.distributed.threads import one_core_each
 from gptf_gpytorch.training.objective import Scaling
 from gptf_gpytorch.training.saved import build
@@ -42,9 +42,11 @@ class SVGPAdam:
     Learning rate and batch size are those of the grid that predict held-out training entries best after a tenth of the
     steps. The best then trains until those entries have not been predicted better for ``patience`` looks, and the
     parameters of the best look are kept. ``details["history"]`` has seconds of training (looks are not counted) and the
-    held-out metric, RMSE or AUC, at each look.
+    held-out metric, RMSE or AUC, at each look. Where nothing is held out, the one choice of the grid takes all steps on all
+    entries.
 
     :param inducing: p, the number of inducing points.
+    :param validation: the share of the training entries that is held out.
     :param epochs: at most, counted in the smallest batches of the grid; steps are the same for all.
     :param max_steps: at most, where so many epochs would be more.
     :param looks: at the held-out entries, in the course of all steps.
@@ -56,13 +58,18 @@ class SVGPAdam:
     batch_sizes: tuple[int, ...] = (256, 1024)
     epochs: int = 150
     max_steps: int = 6000
+    validation: float = 0.1
     looks: int = 60
     patience: int = 10
 
     def fit(self, task: Task) -> Fitted:
+        grid = list(product(self.learning_rates, self.batch_sizes))
+        if not self.validation and len(grid) > 1:
+            raise InputError(
+                f"{self.name} must hold out entries to choose on. Got validation = 0 and {len(grid)} choices."
+            )
         with one_core_each():
-            kept, held = hold_out(task)
-            grid = list(product(self.learning_rates, self.batch_sizes))
+            kept, held = hold_out(task, self.validation) if self.validation else (task, None)
             steps = min(self.epochs * -(-len(kept.train) // min(self.batch_sizes)), self.max_steps)
             scores = []
             for rate, batch in grid if len(grid) > 1 else ():
@@ -89,7 +96,7 @@ class _Run:
     """One learning rate and batch size, from the start."""
 
     def __init__(
-        self, kept: Task, held: TensorEntries, task: Task, inducing: int, learning_rate: float, batch_size: int
+        self, kept: Task, held: TensorEntries | None, task: Task, inducing: int, learning_rate: float, batch_size: int
     ) -> None:
         train = kept.train
         self.binary, self.held, self.batch = task.binary, held, batch_size
@@ -108,6 +115,7 @@ class _Run:
         self.steps, self.best, self.history = 0, -np.inf, list[list[float]]()
 
     def train(self, steps: int, looks: int, patience: int) -> None:
+        """Take steps, and keep the parameters of the best look; without any, those of the last step."""
         every, waited, seconds = max(1, -(-steps // looks)), 0, 0.0
         state: dict[str, Tensor] = {}
         while self.steps < steps and waited < patience:
@@ -116,6 +124,8 @@ class _Run:
             for _ in range(min(every, steps - self.steps)):
                 self._step()
             seconds += time.perf_counter() - began
+            if self.held is None:
+                continue
             value = score(self.held, self.predict(self.held.indices), self.binary)
             self.history.append([seconds, abs(value)])
             waited += 1

@@ -69,7 +69,7 @@ def _seconds(plan: Plan, cells: dict[str, Any]) -> str:
 
 
 def table(name: str, results: Path = RESULTS) -> str:
-    """Every method of a table at every rank: mean ± standard error; * where it differs from ours with p < .05."""
+    """Every method of a table at every rank: mean ± standard error; with p < .05, * where ours is better, † where it is worse."""
     plan = Plan.read(name)
     found = rows(plan, Store(results, name).cells)
     parts = []
@@ -91,7 +91,8 @@ def _entry(row: Row | None) -> str:
     if row is None:
         return ""
     error = "" if row.error is None else f" ± {number(row.error)}"
-    return f"{number(row.mean)}{error}{'*' if row.p is not None and row.p < 0.05 else ''}"
+    mark = "" if row.p is None or row.p >= 0.05 else "†" if row.better else "*"
+    return f"{number(row.mean)}{error}{mark}"
 
 
 def calibration(results: Path = RESULTS) -> str:
@@ -114,10 +115,10 @@ def equal_time(results: Path = RESULTS) -> str:
     """SVGP-Adam at its best on every data set, what ours has reached by then, and when it was as good."""
     plan = Plan.read("scalability")
     found = rows(plan, Store(results, "scalability").cells)
-    lines = ["| rank 3 | SVGP-Adam at its best | ours in no more time | ours as good after |", "|---" * 4 + "|"]
-    for data in dict.fromkeys(row.data for row in found):
+    lines = ["| data, rank | SVGP-Adam at its best | ours in no more time | ours as good after |", "|---" * 4 + "|"]
+    for data, rank in dict.fromkeys((row.data, row.rank) for row in found):
         theirs, mine = (
-            [row for row in found if row.data == data and row.label.startswith(f"time-{name} ")]
+            [row for row in found if (row.data, row.rank) == (data, rank) and row.label.startswith(f"time-{name} ")]
             for name in ("svgp", "ours")
         )
         if not theirs or not mine:
@@ -128,26 +129,26 @@ def equal_time(results: Path = RESULTS) -> str:
         as_good = [row.seconds for row in mine if sign * row.mean >= sign * best.mean]
         reached = _reached(max(within, key=lambda row: sign * row.mean)) if within else "no fit is as short"
         after = f"{min(as_good):.3g} s, {min(as_good) / best.seconds:.2f} of its time" if as_good else "never"
-        lines.append(f"| {data}, {best.metric} | {_reached(best)} | {reached} | {after} |")
+        lines.append(f"| {data}, {rank}: {best.metric} | {_reached(best)} | {reached} | {after} |")
     return "\n".join(lines) if len(lines) > 2 else NOTHING
 
 
 def ablation(results: Path = RESULTS) -> str:
-    """Of each way to treat factors, the mean score of held-out training entries over folds, and how many these are."""
+    """Of each way to treat factors, the mean score of held-out training entries, and how often others were held out."""
     path = results / "factor_posterior.json"
     runs: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))["runs"] if path.exists() else []
     if not runs:
         return NOTHING
     ways = list(dict.fromkeys(run["way"] for run in runs))
-    lines = [f"| data, rank, steps at most, folds | {' | '.join(ways)} |", "|---" * (len(ways) + 1) + "|"]
+    lines = [f"| data, rank, steps at most, fifths held out | {' | '.join(ways)} |", "|---" * (len(ways) + 1) + "|"]
     for data, rank in dict.fromkeys((run["data"], run["rank"]) for run in runs):
         mine = [run for run in runs if (run["data"], run["rank"]) == (data, rank)]
         scores = {way: [abs(run["score"]) for run in mine if run["way"] == way] for way in ways}
         metric = "RMSE" if mine[0]["score"] < 0 else "AUC"
         shown = [number(sum(found) / len(found)) if found else "" for found in scores.values()]
-        folds, steps = (len({run[name] for run in mine}) for name in ("fold", "iterations"))
-        at_most = f"{max(run['iterations'] for run in mine)}" if steps == 1 else "several"
-        lines.append(f"| {data}, {rank}, {at_most}, {folds}: {metric} | {' | '.join(shown)} |")
+        splits, steps = len({(run["fold"], run["repeat"]) for run in mine}), {run["iterations"] for run in mine}
+        at_most = ", ".join(map(str, sorted(steps)))
+        lines.append(f"| {data}, {rank}, {at_most}, {splits}: {metric} | {' | '.join(shown)} |")
     return "\n".join(lines)
 
 

@@ -12,11 +12,15 @@ import matplotlib as mpl
 from benchmarks import STYLE
 from experiment_tables import RESULTS, Plan, Row, Store, best_since, published, rows
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.figure import Figure
-from matplotlib.ticker import NullFormatter
+from matplotlib.ticker import LogLocator, NullFormatter
+from plan import Cell
 
 PATH = click.Path(path_type=Path)
 COLOURS = mpl.colormaps["tab20"].colors  # type: ignore[attr-defined]
+OURS = COLOURS[6]
+OTHERS = [colour for colour in COLOURS if colour != OURS]
 
 
 @click.command(help=__doc__)
@@ -56,25 +60,33 @@ def ranks(plan: Plan, cells: dict[str, Any]) -> Figure:
         for label in labels:
             line = [row for row in mine if row.label == label]
             if line:
-                _line(axes, line, ticks, COLOURS[labels.index(label) % len(COLOURS)], bold=label == plan.ours)
+                _line(axes, line, OTHERS[labels.index(label) % len(OTHERS)], bold=label == plan.ours)
         for known in published():
             if known["data"] == data and known["table"] == plan.name and (best := best_since(known)):
                 axes.plot([3, 5, 8, 10], best, "k--", linewidth=1.0, label="best published since")
         axes.set(title=data, xlabel="rank", ylabel=mine[0].metric.upper(), xticks=ticks)
+        if mine[0].metric == "rmse":  # from ours to the training mean
+            _plain_log(axes, axes.yaxis)
     _legend(figure)
     return figure
 
 
-def _line(axes: Axes, line: list[Row], ticks: list[int], colour: Any, *, bold: bool) -> None:
+def _plain_log(axes: Axes, axis: Axis) -> None:
+    """A logarithmic axis with as few numbers as can be read."""
+    axes.set(**{f"{axis.axis_name}scale": "log"})
+    axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    axis.set_major_formatter(lambda value, _: f"{value:g}")
+    axis.set_minor_formatter(NullFormatter())
+
+
+def _line(axes: Axes, line: list[Row], colour: Any, *, bold: bool) -> None:
     if line[0].rank is None:  # the same at all ranks
         axes.axhline(line[0].mean, color=colour, linestyle=":", label=line[0].label)
         return
     at = [row.rank for row in line]
     errors = [row.error or 0.0 for row in line]
-    width = 2.6 if bold else 1.2
-    axes.errorbar(
-        at, [r.mean for r in line], errors, marker="o", capsize=2, color=colour, linewidth=width, label=line[0].label
-    )
+    style = {"color": OURS, "linewidth": 2.6, "zorder": 3} if bold else {"color": colour, "linewidth": 1.2}
+    axes.errorbar(at, [r.mean for r in line], errors, marker="o", capsize=2, label=line[0].label, **style)
 
 
 def bars(plan: Plan, cells: dict[str, Any]) -> Figure:
@@ -84,7 +96,7 @@ def bars(plan: Plan, cells: dict[str, Any]) -> Figure:
     for axes, (metric, title) in zip(figure.subplots(1, 2), panels.items(), strict=True):
         found = rows(plan, cells, metric)
         for place, row in enumerate(found):
-            colour = COLOURS[0] if row.label.startswith("ours") else COLOURS[15]
+            colour = OURS if row.label.startswith("ours") else COLOURS[15]
             axes.barh(place, row.mean, xerr=row.error or 0.0, color=colour, capsize=2)
         axes.set_yticks(range(len(found)), [row.label for row in found])
         axes.invert_yaxis()
@@ -98,37 +110,41 @@ def scalability(plan: Plan, cells: dict[str, Any]) -> Figure:
     """Speed against workers, cost against entries, and for every data set accuracy against time."""
     done = [(cell, cells[cell.key]) for cell in plan.cells if cell.key in cells]
     found = [row for row in rows(plan, cells) if row.label.startswith("time-")]
-    names = list(dict.fromkeys(row.data for row in found))
-    columns = 5
-    panels = Figure(figsize=(2.4 * columns, 2.5 * -(-(2 + len(names)) // columns)), layout="constrained")
-    speed, cost, *others = panels.subplots(-(-(2 + len(names)) // columns), columns, squeeze=False).flat
-    for axes, name in ((speed, "workers"), (cost, "entries")):
-        points = [
-            (cell.options[name], result["details"]["seconds_per_step"])
-            for cell, result in done
-            if cell.label.startswith(f"{name} ")
-        ]
-        x, seconds = ([point[side] for point in points] for side in (0, 1))
-        axes.plot(x, [1.0 / s for s in seconds] if axes is speed else seconds, marker="o", color=COLOURS[0])
-        axes.set_ylim(bottom=0)
+    names = list(dict.fromkeys((row.data, row.rank) for row in found))
+    columns = 4
+    lines = -(-(2 + len(names)) // columns)
+    panels = Figure(figsize=(2.8 * columns, 2.5 * lines), layout="constrained")
+    speed, cost, *others = panels.subplots(lines, columns, squeeze=False).flat
+    workers = [(c.options["workers"], 1.0 / r["details"]["seconds_per_step"]) for c, r in done if _is(c, "workers")]
+    entries = [
+        (c.options["entries"], c.options["entries"] / r["details"]["entries_per_second"])
+        for c, r in done
+        if _is(c, "entries")
+    ]
+    for axes, points in ((speed, workers), (cost, entries)):
+        axes.plot([x for x, _ in points], [y for _, y in points], marker="o", color=OURS)
         axes.set_xlim(left=0)
-        axes.set(xlabel=name)
-    speed.set(title="acc: iterations a second", xticks=[1, 2])
-    cost.set(title="acc: seconds an iteration")
-    for axes, data in zip(others, names, strict=False):
-        mine = [row for row in found if row.data == data]
-        for place, label in enumerate(("time-ours", "time-svgp", "time-cp")):
+        axes.set_ylim(bottom=0)
+    speed.set(title="acc: iterations a second", xlabel="workers", xticks=[1, 2])
+    cost.set(title="acc: seconds an evaluation", xlabel="entries")
+    colours = {"time-ours": OURS, "time-svgp": COLOURS[0], "time-cp": COLOURS[4]}
+    for axes, (data, rank) in zip(others, names, strict=False):
+        mine = [row for row in found if (row.data, row.rank) == (data, rank)]
+        for label, colour in colours.items():
             line = sorted((row.seconds, row.mean) for row in mine if row.label.startswith(f"{label} "))
             if line:
-                axes.plot(
-                    *zip(*line, strict=True), marker="o", color=COLOURS[2 * place], label=label.removeprefix("time-")
-                )
-        axes.set(title=f"{data}, rank 3", xscale="log", xlabel="s of training", ylabel=f"test {mine[0].metric.upper()}")
-        axes.xaxis.set_minor_formatter(NullFormatter())
+                axes.plot(*zip(*line, strict=True), marker="o", color=colour, label=label.removeprefix("time-"))
+        axes.set(title=f"{data}, rank {rank}", xlabel="s of training", ylabel=f"test {mine[0].metric.upper()}")
+        _plain_log(axes, axes.xaxis)
     for axes in others[len(names) :]:
         axes.set_axis_off()
     _legend(panels)
     return panels
+
+
+def _is(cell: Cell, label: str) -> bool:
+    """Whether a cell is of a row that varies an option."""
+    return cell.label.startswith(f"{label} ")
 
 
 def _legend(figure: Figure) -> None:

@@ -7,13 +7,15 @@ import methods
 import numpy as np
 import pytest
 import torch
+from baselines import svgp
 from baselines.base import Method, Task
 from baselines.subtensors import Subtensors
 from baselines.tools import TooLargeError, WrongTaskError, choose, dense, hold_out, one_hot, score
 from methods import REGISTRY, make
 from sklearn.metrics import roc_auc_score
 
-from gptf_gpytorch import InputError, TensorEntries, TrainConfig
+from gptf_gpytorch import InputError, TensorEntries
+from gptf_gpytorch.serving.predictions import predict
 from gptf_gpytorch.training.result import Result
 
 SHAPE = (20, 15, 10)
@@ -172,6 +174,27 @@ def test_a_non_negative_factorisation_refuses_negative_values() -> None:
     assert issubclass(WrongTaskError, InputError)
 
 
+def test_the_svgp_takes_all_steps_on_all_entries_where_nothing_is_held_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    task, test = tensor(False)
+    seen = set[int]()
+    step = svgp._Run._step
+
+    def watched(run: svgp._Run) -> None:
+        step(run)
+        seen.add(len(run.y))
+
+    monkeypatch.setattr(svgp._Run, "_step", watched)
+    one = {"inducing": 30, "learning_rates": (0.1,), "batch_sizes": (256,), "max_steps": 50}
+    fitted = make("svgp_adam", {**one, "validation": 0.0}).fit(task)
+    assert seen == {len(task.train)}
+    assert fitted.details["steps"] == 50
+    assert fitted.details["history"] == []
+    mean = make("mean", {}).fit(task)
+    assert loss(test, fitted.predict(test.indices), False) < loss(test, mean.predict(test.indices), False)
+    with pytest.raises(InputError, match=r"must hold out entries to choose on\. Got validation = 0 and 6 choices"):
+        make("svgp_adam", {"validation": 0.0}).fit(task)
+
+
 def test_the_svgp_records_the_held_out_metric_against_time() -> None:
     task, _ = tensor(False)
     details = method("svgp_adam").fit(task).details
@@ -220,24 +243,13 @@ def test_a_subtensor_holds_the_training_values_of_its_cells() -> None:
         assert torch.equal(grid, whole[torch.meshgrid(*rows, indexing="ij")])
 
 
-def test_ours_fits_again_to_all_entries_for_as_many_steps_as_were_best(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_ensemble_averages_fits_from_several_seeds(monkeypatch: pytest.MonkeyPatch) -> None:
     task, test = tensor(False)
-    configs, kept = [], []
+    found: list[Result] = []
     fit = methods.fit
-
-    def watched(entries: TensorEntries, config: TrainConfig) -> Result:
-        configs.append(config)
-        result = fit(entries, config)
-        kept.append(result.history.kept.iteration)
-        return result
-
-    monkeypatch.setattr(methods, "fit", watched)
-    options = {"ensemble": 2, "refit": True, "inducing": 20, "max_iterations": 400, "patience": 3}
-    fitted = make("ours", options).fit(task)
-    assert [config.validation for config in configs] == [0.1, 0.0, 0.0]
-    assert 1 < kept[0] < 400
-    assert [config.max_iterations for config in configs[1:]] == [kept[0], kept[0]]
-    assert [config.seed for config in configs] == [0, 0, 1]
-    assert fitted.details["steps"] == kept[0]
-    mean = make("mean", {}).fit(task)
-    assert loss(test, fitted.predict(test.indices), False) < loss(test, mean.predict(test.indices), False)
+    monkeypatch.setattr(methods, "fit", lambda *arguments: found.append(fit(*arguments)) or found[-1])
+    fitted = make("ours", {"ensemble": 2, "inducing": 20, "max_iterations": 30}).fit(task)
+    assert [result.fitted.config.seed for result in found] == [0, 1]
+    one, two = (predict(result.fitted, test.indices).mean.numpy() for result in found)
+    assert not np.allclose(one, two, atol=1e-3)
+    np.testing.assert_allclose(fitted.predict(test.indices), (one + two) / 2.0)
