@@ -72,7 +72,9 @@ class DinTuckerLite:
     """DinTucker, simplified: sub-tensors move the shared factors directly, one after another in one process.
 
     In the original every sub-tensor has factors of its own, tied to the shared ones by a normal distribution, and
-    MapReduce updates them in turn; its kernel parameters are fixed by cross-validation, and here they are learned. Kernel,
+    MapReduce updates them in turn; its kernel parameters are fixed by cross-validation, and here they are learned. There
+    sub-tensors have 40 to 150 entities of a mode, and as many are drawn as have the cells of the whole tensor; here they have 30,
+    and an entity is met ``passes`` times or so, which is what one process has time for. Kernel,
     learning rate and the number of sub-tensors are chosen on held-out training entries.
 
     Predictions are averages over ``bags`` sub-tensors of what each one's Gaussian process says of the entry.

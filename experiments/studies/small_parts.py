@@ -31,6 +31,7 @@ WAYS: dict[str, dict[str, Any]] = {
     "parts of 8,192": {"batch": 8192, "max_iterations": 350},
     "remembering": {**_REMEMBERING, "max_iterations": 600},
     "quick steps, then remembering": {**_REMEMBERING, "start_steps": 300, "max_iterations": 450},
+    "the same without biases": {**_REMEMBERING, "start_steps": 300, "max_iterations": 450, "biases": False},
 }
 
 
