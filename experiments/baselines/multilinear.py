@@ -102,7 +102,10 @@ class Tucker:
 
 @dataclass(frozen=True)
 class HOSVD:
-    """The truncated higher-order singular value decomposition of the whole tensor (tensorly)."""
+    """The truncated higher-order singular value decomposition of the whole tensor (tensorly's unfoldings and products).
+
+    The bases come from Gram matrices: tensorly decomposes the unfoldings themselves, which have 40,000 columns here.
+    """
 
     name: ClassVar[str] = "hosvd"
     max_cells: int = DENSE_CELLS
@@ -164,14 +167,15 @@ class SparseCP:
 class CP2:
     """CP of the training entries alone, the balanced ones: ridge-regularised alternating least squares.
 
-    Every row of a factor matrix has normal equations of its own, summed over the row's entries.
+    tensorly's masked CP fills the whole tensor in every iteration, which the large ones have no room for. Here every row of a
+    factor matrix has normal equations of its own, summed over the row's entries.
 
     :param ridges: of which one is chosen on held-out training entries; the factors' squares are penalised with it.
     """
 
     name: ClassVar[str] = "cp2"
     iterations: int = 30
-    ridges: tuple[float, ...] = (0.01, 0.1, 1.0, 10.0)
+    ridges: tuple[float, ...] = (0.01, 0.1, 1.0, 10.0, 100.0)
 
     def fit(self, task: Task) -> Fitted:
         ridge, details = choose(task, self.ridges, self._fit)

@@ -3,7 +3,7 @@
 python experiments/plots/experiments.py [--results experiments/results] [--figures experiments/results/figures]
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -66,15 +66,15 @@ def ranks(plan: Plan, cells: dict[str, Any]) -> Figure:
                 axes.plot([3, 5, 8, 10], best, "k--", linewidth=1.0, label="best published since")
         axes.set(title=data, xlabel="rank", ylabel=mine[0].metric.upper(), xticks=ticks)
         if mine[0].metric == "rmse":  # from ours to the training mean
-            _plain_log(axes, axes.yaxis)
+            _plain_log(axes, axes.yaxis, (1.0, 1.5, 2.0, 3.0, 5.0, 7.0))
     _legend(figure)
     return figure
 
 
-def _plain_log(axes: Axes, axis: Axis) -> None:
-    """A logarithmic axis with as few numbers as can be read."""
+def _plain_log(axes: Axes, axis: Axis, digits: Sequence[float] = (1.0, 2.0, 5.0)) -> None:
+    """A logarithmic axis with a few numbers that can be read, those of these digits."""
     axes.set(**{f"{axis.axis_name}scale": "log"})
-    axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    axis.set_major_locator(LogLocator(subs=digits))
     axis.set_major_formatter(lambda value, _: f"{value:g}")
     axis.set_minor_formatter(NullFormatter())
 
