@@ -5,10 +5,11 @@ python experiments/run.py small --quick                            # one fold, t
 python experiments/run.py large --data acc --only ours-lbfgs --only mean
 python experiments/run.py smoke                                    # synthetic, every method once; keeps nothing
 
-The methods and their options are in configs/TABLE.toml, what comes of them in results/TABLE.json, and every fit is a nested run
-in MLflow (`make ui`). GPTF_DATA_DIR says where the data are, or are downloaded to.
+The methods and their options are in configs/TABLE.toml, what comes of them in results/TABLE.json, from which figures are drawn at
+the end, and every fit is a nested run in MLflow (`make ui`). GPTF_DATA_DIR says where the data are, or are downloaded to.
 """
 
+import subprocess
 import sys
 import tempfile
 import time
@@ -31,6 +32,7 @@ from store import RESULTS, Store
 from gptf_gpytorch import GPTFError, TensorEntries
 
 PATH = click.Path(path_type=Path)
+FIGURES = Path(__file__).parent / "plots" / "experiments.py"
 
 
 @click.command(help=__doc__)
@@ -60,6 +62,8 @@ def main(table: str, track: str, results: Path | None, configs: Path, **part: An
             store = Store(folder, name)
             failed += run(plan, store, track)
             show(plan, store)
+        if table != "smoke" and configs == CONFIGS:
+            subprocess.run([sys.executable, FIGURES, "--results", folder], check=True)
         if failed:
             sys.exit(f"{len(failed)} fits failed: {', '.join(failed)}")
 

@@ -38,11 +38,13 @@ def main(results: Path, figures: Path | None) -> None:
     }
     with mpl.rc_context(STYLE):
         for name, draw in drawn.items():
-            cells = Store(results, name).cells
-            if not cells:
-                click.echo(f"no {results / f'{name}.json'}: python experiments/run.py {name}", err=True)
+            cells, plan = Store(results, name).cells, Plan.read(name)
+            if not any(cell.key in cells for cell in plan.cells):
+                click.echo(
+                    f"nothing of the table in {results / f'{name}.json'}: python experiments/run.py {name}", err=True
+                )
                 continue
-            figure = draw(Plan.read(name), cells)
+            figure = draw(plan, cells)
             path = figures / f"table-{name}.png"
             figure.savefig(path, dpi=110, metadata={"Software": None})
             click.echo(f"wrote {path}")

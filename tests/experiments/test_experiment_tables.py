@@ -2,6 +2,7 @@
 
 import json
 import runpy
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -131,6 +132,16 @@ def test_every_figure_is_drawn(results: Path, tmp_path: Path) -> None:
         with Image.open(path) as image:
             darkest, lightest = image.convert("L").getextrema()
             assert (darkest < 50, lightest) == (True, 255), f"{path.name} is blank"
+
+
+def test_a_table_that_is_run_is_drawn(results: Path, tmp_path: Path) -> None:
+    shutil.copy(results / "small.json", tmp_path)
+    command = [sys.executable, PLOTS.parent / "run.py", "small", "--track", "none", "--results", tmp_path]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert f"wrote {tmp_path / 'figures' / 'table-small.png'}" in done.stdout
+    assert "python experiments/run.py large" in done.stderr  # whose figure is not drawn
+    assert [path.name for path in (tmp_path / "figures").iterdir()] == ["table-small.png"]
 
 
 def test_a_table_that_was_not_run_has_no_figure(tmp_path: Path) -> None:
