@@ -158,10 +158,10 @@ def small_parts(results: Path = RESULTS) -> str:
     runs: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))["runs"] if path.exists() else []
     if not runs:
         return NOTHING
-    lines = ["| steps on | how many | score | seconds |", "|---" * 4 + "|"]
+    lines = ["| rank | steps on | how many | score | seconds |", "|---" * 5 + "|"]
     for run in runs:
         steps = f"{run['start_steps']} + {run['max_iterations']}" if "start_steps" in run else run["max_iterations"]
-        lines.append(f"| {run['way']} | {steps} | {number(run['score'])} | {run['seconds']:.3g} |")
+        lines.append(f"| {run['rank']} | {run['way']} | {steps} | {number(run['score'])} | {run['seconds']:.3g} |")
     return "\n".join(lines)
 
 

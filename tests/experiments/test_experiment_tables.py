@@ -108,12 +108,12 @@ def test_the_ablation_is_the_mean_over_folds(tables: dict[str, Any], tmp_path: P
 
 def test_small_parts_have_a_line_for_each_way(tables: dict[str, Any], tmp_path: Path) -> None:
     runs = [
-        {"way": "all entries", "max_iterations": 18, "score": 0.91, "seconds": 31.2},
-        {"way": "remembering", "max_iterations": 250, "start_steps": 300, "score": 0.95, "seconds": 29.9},
+        {"rank": 3, "way": "all entries", "max_iterations": 18, "score": 0.91, "seconds": 31.2},
+        {"rank": 8, "way": "remembering", "max_iterations": 250, "start_steps": 300, "score": 0.95, "seconds": 29.9},
     ]
     (tmp_path / "small_parts.json").write_text(json.dumps({"runs": runs}))
     lines = tables["small_parts"](tmp_path).splitlines()
-    assert lines[2:] == ["| all entries | 18 | .910 | 31.2 |", "| remembering | 300 + 250 | .950 | 29.9 |"]
+    assert lines[2:] == ["| 3 | all entries | 18 | .910 | 31.2 |", "| 8 | remembering | 300 + 250 | .950 | 29.9 |"]
 
 
 def test_nothing_is_said_of_what_was_not_run(tables: dict[str, Any], tmp_path: Path) -> None:
