@@ -248,7 +248,7 @@ class LatentFactors(gpytorch.Module):  # type: ignore[misc]
         :param noise: of ``draw``, whose transpose it is then.
         """
         parts = list(dx.split(self.ranks, dim=-1))
-        if noise is not None:
+        if noise is not None and any(gradient is not None for gradient in gradients[len(self) : 2 * len(self)]):
             parts += (dx * noise[:, : self.dim] * self._deviations(indices).detach()).split(self.ranks, dim=-1)
         for place, (gradient, part) in enumerate(zip(gradients, parts, strict=False)):  # those of biases come after
             if gradient is not None:
@@ -262,7 +262,7 @@ class LatentFactors(gpytorch.Module):  # type: ignore[misc]
         where that divergence is smallest, :math:`s^2 = \mathrm{mean}(b^2 + \sigma^2)`.
         """
         terms = [-0.5 * table.square().sum() for table in self.weights]
-        terms += [(0.5 + log - 0.5 * (2.0 * log).exp()).sum() for log in self.log_deviations]
+        terms += [0.5 * log.numel() + log.sum() - 0.5 * (2.0 * log).exp().sum() for log in self.log_deviations]
         pairs = zip(self.bias_variances(), self.log_bias_deviations, strict=True)
         terms += [(log - 0.5 * square.log()).sum() for square, log in pairs]
         return torch.stack(terms).sum()

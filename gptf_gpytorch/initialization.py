@@ -137,10 +137,12 @@ def _set_scales(mll: CollapsedELBO, shard: EntryShard) -> None:
         total, count = _sums(mll, shard, lambda chunk: chunk.v * chunk.y)
         rate = torch.tensor(total / count)
         mean.initialize(constant=float(rate if gaussian else torch.special.ndtri(rate.clamp(0.01, 0.99))))
-    total, count = _sums(mll, shard, lambda c: c.v * (c.y - model.forward(c.gather()).mean).square())
-    square = max(total / count, 1e-12)
+    square = 1.0
+    if gaussian:
+        total, count = _sums(mll, shard, lambda c: c.v * (c.y - model.forward(c.gather()).mean).square())
+        square = max(total / count, 1e-12)
     if isinstance(kernel, gpytorch.kernels.ScaleKernel) and kernel.raw_outputscale.requires_grad:
-        kernel.outputscale = square if gaussian else 1.0
+        kernel.outputscale = square
     if gaussian and likelihood.noise_covar.raw_noise.requires_grad:
         bounds = likelihood.noise_covar.raw_noise_constraint
         low, high = float(bounds.lower_bound), float(bounds.upper_bound)

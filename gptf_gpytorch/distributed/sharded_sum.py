@@ -156,6 +156,8 @@ def _add_up(parts: Iterator[tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
 
 def _reduce(tensors: Sequence[Tensor], communicator: Communicator) -> tuple[Tensor, ...]:
     """Sum tensors over workers as one flat vector for each dtype."""
+    if communicator.size == 1:
+        return tuple(tensors)
     reduced: list[Tensor] = list(tensors)
     for dtype in dict.fromkeys(t.dtype for t in tensors):
         places = [place for place, t in enumerate(tensors) if t.dtype == dtype]

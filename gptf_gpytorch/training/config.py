@@ -40,8 +40,8 @@ class TrainConfig:
     :param batch: entries, about, of a step of Adam with draws: another random part of all in every step, in turns. 0 takes
         all, as the other optimizers do.
     :param forget: with ``batch``, how much of q(v) a step forgets, to move to where its part of the entries wants it. 1 collapses
-        the bound of each part as if it were all: for large parts. With 0.1, parts of a few thousand entries will do.
-    :param start_steps: quick steps of Adam that come before those with ``batch``: each takes an eighth of it, at least as many
+        the bound of each part as if it were all: for large parts. With 0.2, parts of a few thousand entries will do.
+    :param start_steps: quick steps of Adam that come before those with ``batch``: each takes a quarter of it, at least as many
         entries as there are inducing points, while the deviations of factors, and biases, stay where they start. A run that
         is stopped among them begins again. 0 begins with twenty steps of L-BFGS, or, with biases, without.
     :param max_iterations: steps at most.

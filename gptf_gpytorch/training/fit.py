@@ -186,10 +186,9 @@ class _Run:
                 kept = progress.iteration if progress.best is None else progress.best_iteration
                 if config.stochastic:
                     objective.turn = kept  # the draws of the step that is kept, also where no step was left to take
-                    objective.part = None
                     mll.lambda_tolerance, mll.prior_weight, mll.forget = None, 1.0, 1.0
-                best = objective(progress.point.x if progress.best is None else progress.best)
-                progress.history.kept = Kept(kept, -best.value, None if score is None else score())
+                bound = -objective.value(progress.point.x if progress.best is None else progress.best)
+                progress.history.kept = Kept(kept, bound, None if score is None else score())
                 mll.model.eval()
             fitted = FittedModel(
                 mll,

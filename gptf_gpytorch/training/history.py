@@ -1,5 +1,6 @@
 """The log of a run: one record a step."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -56,7 +57,7 @@ class Step:
                 iteration=iteration,
                 bound=-point.value,
                 terms={name: float(term) / mll.num_data for name, term in mll.terms.items()},
-                gradient_norm=float(point.gradient.norm()),
+                gradient_norm=math.sqrt(point.gradient @ point.gradient),
                 lengthscales=() if scales is None else tuple(scales.reshape(-1).tolist()),
                 outputscale=float(kernel.outputscale) if isinstance(kernel, gpytorch.kernels.ScaleKernel) else None,
                 noise=float(mll.likelihood.noise) if gaussian else None,

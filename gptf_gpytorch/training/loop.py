@@ -100,7 +100,7 @@ class Loop:
             with warnings.catch_warnings(), self._communicator.asking(self._wish):
                 warnings.simplefilter("ignore", JitterWarning)  # said once, below
                 found = self.optimizer.step(self.objective, progress.point)
-                if found is not None and not torch.equal(self.objective.last, found.x):
+                if found is not None and found.x is not self.objective.last:
                     found = self.objective(found.x)  # q(v) and the terms must be this point's
             if found is None and self.objective.failures > failures:
                 raise NumericalError("The bound was no number at any step that was tried.")
@@ -126,12 +126,10 @@ class Loop:
         return True
 
     def _take(self, iteration: int) -> None:
-        """Make the next evaluation one of this step, where each draws anew; before the first it is of all entries."""
+        """Make the next evaluation one of this step, where each draws anew."""
         if self.config.stochastic:
-            objective = self.objective
-            objective.turn = iteration
-            objective.part = (iteration - 1) % objective.parts if iteration and objective.parts > 1 else None
-            objective.mll.prior_weight = self.config.prior_weight(iteration) if iteration else 1.0
+            self.objective.take(iteration)
+            self.objective.mll.prior_weight = self.config.prior_weight(iteration) if iteration else 1.0
 
     def _wish(self) -> int:
         """What this worker's clock, signals and disk ask of all."""

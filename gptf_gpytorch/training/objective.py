@@ -88,30 +88,45 @@ class BoundObjective:
             for parameter, part in zip(self.parameters, x.split([p.numel() for p in self.parameters]), strict=True):
                 parameter.copy_(part.view_as(parameter))
 
+    def take(self, turn: int) -> None:
+        """Make the next evaluation one of this turn: of its part of the entries, if there are parts, and its draws."""
+        self.turn, self.part = turn, (turn - 1) % self.parts if self.parts > 1 else None
+
+    def value(self, x: Tensor) -> float:
+        """The objective at x, of all entries, without its gradient; q(v) belongs to x afterwards."""
+        self.part = None
+        return self._loss(x).item()
+
     def __call__(self, x: Tensor) -> Point:
-        """The objective at x; q(v) belongs to x afterwards."""
-        self.assign(x)
-        self.last = x.clone()
-        self.evaluations += 1
-        self.mll.turn = self.turn
-        indices, values, weights = self._taken()
+        """The objective at x, and its gradient; q(v) belongs to x afterwards."""
         for parameter in self.parameters:
             parameter.grad = None
         try:
-            loss = -self.mll(self.mll.model.train()(indices), values, weights=weights)
+            loss = self._loss(x)
             loss.backward()
         except NumericalError:
             self.failures += 1
             raise
-        finally:
-            self.mll.sample = None
         gradient = torch.cat([_gradient(parameter) for parameter in self.parameters])
-        if not math.isfinite(loss.item()) or not bool(gradient.isfinite().all()):
+        # The sum is one pass over the parameters of all entities, and seldom infinite where they are not.
+        if not math.isfinite(loss.item()) or not (math.isfinite(gradient.sum()) or bool(gradient.isfinite().all())):
             self.failures += 1
             raise NumericalError(
                 f"The bound and its gradient must be finite. Got {loss.item()} and a gradient of norm {gradient.norm()}."
             )
         return Point(x, loss.item(), gradient)
+
+    def _loss(self, x: Tensor) -> Tensor:
+        self.assign(x)
+        self.last = x
+        self.evaluations += 1
+        self.mll.turn = self.turn
+        indices, values, weights = self._taken()
+        try:
+            loss: Tensor = -self.mll(self.mll.model.train()(indices), values, weights=weights)
+        finally:
+            self.mll.sample = None
+        return loss
 
     def _taken(self) -> tuple[Tensor, Tensor, Tensor | None]:
         """The entries of an evaluation."""

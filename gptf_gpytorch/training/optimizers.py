@@ -162,10 +162,12 @@ class Adam(Optimizer):
         """See :meth:`Optimizer.step`."""
         self._count += 1
         self._taken += 1
-        self._first = 0.9 * self._first.to(point.gradient) + 0.1 * point.gradient
-        self._second = 0.999 * self._second.to(point.gradient) + 0.001 * point.gradient.square()
-        mean, square = self._first / (1 - 0.9**self._count), self._second / (1 - 0.999**self._count)
-        return objective(point.x - self._length() * mean / (square.sqrt() + 1e-8))
+        # Of the parameters of all entities: as few passes over them as there can be, none of them in place, for who goes back.
+        gradient, fair = point.gradient, math.sqrt(1 - 0.999**self._count)
+        self._first = torch.lerp(self._first.to(gradient), gradient, 0.1)
+        self._second = (0.999 * self._second.to(gradient)).addcmul(gradient, gradient, value=0.001)
+        root = self._second.sqrt().add_(1e-8 * fair)
+        return objective(point.x.addcdiv(self._first, root, value=-self._length() * fair / (1 - 0.9**self._count)))
 
     def _length(self) -> float:
         if self.fall is None:

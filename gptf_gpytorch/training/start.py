@@ -18,7 +18,7 @@ from gptf_gpytorch.variational.elbo import CollapsedELBO
 # Steps after which the best of several starts is chosen, and until which the deviations of factors are held.
 _SCREENING = 20
 # A step of a run takes so many times the entries of a quick one.
-_TIMES = 8
+_TIMES = 4
 
 
 def started(objective: BoundObjective, config: TrainConfig, stop: StopRequest) -> tuple[Progress, list[float]]:
@@ -54,6 +54,8 @@ def started(objective: BoundObjective, config: TrainConfig, stop: StopRequest) -
         initialize(mll, **data, **start)
         if holds:
             train(mll)
+    if config.stochastic:
+        objective.take(0)
     progress = Progress(objective(objective.vector()), seconds=time.monotonic() - began)
     progress.history.notes.extend(notes)
     return progress, bounds
@@ -68,11 +70,11 @@ def _take_steps(objective: BoundObjective, config: TrainConfig, stop: StopReques
         short = replace(short, optimizer="lbfgs")
     batch = max(config.inducing, config.batch // _TIMES) if quick else config.batch
     few = BoundObjective(mll, objective.indices, objective.values, objective.weights, batch)
-    few.part = 0 if few.parts > 1 else None
+    few.take(0)
     mll.forget = 1.0  # there is nothing to remember yet, and a line search needs the same function in all of its trials
     progress = Progress(few(few.vector()), seconds=time.monotonic() - began)
     mll.forget = config.forget if quick else 1.0
-    starter = optimizers.make(short.optimizer, config.learning_rate, steps if quick else None)
+    starter = optimizers.make(short.optimizer, config.learning_rate)
     Loop(few, starter, short, progress, tracker=Tracker(), stop=stop).run()
     few.assign(progress.point.x)
     return progress.history.notes

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from gptf_gpytorch.factors import LatentFactors
-from gptf_gpytorch.variational import loops
-from gptf_gpytorch.variational.shards import EntryChunk
+from gptf_gpytorch.variational import loops, rows
+from gptf_gpytorch.variational.shards import EntryChunk, EntryShard
 from gptf_gpytorch.variational.workspace import ProbitSums, Pulled, Workspace
 
 _NOTHING = np.empty(0)
@@ -28,6 +28,8 @@ class CompiledWorkspace(Workspace):
         # A block's kernel, features and gradient stay in the cache of a core.
         self._block = min(max(50_000 // self.p // 8 * 8, 128), 2000)
         self._tables: tuple[Any, Any, Any] | None = None
+        self._runs: dict[tuple[int, int], EntryChunk] = {}
+        self._own: dict[tuple[int, int], tuple[Any, Any]] = {}
 
     @property
     def path(self) -> str:
@@ -38,7 +40,9 @@ class CompiledWorkspace(Workspace):
         """All of them at once, unless x has to be made first, of plain inputs."""
         if not chunks or chunks[0].shard.factors is None:
             return super().runs(chunks)
-        return [EntryChunk(chunks[0].shard, slice(chunks[0].rows.start, chunks[-1].rows.stop))]
+        run = EntryChunk(chunks[0].shard, slice(chunks[0].rows.start, chunks[-1].rows.stop))
+        # What was made of few entries serves further passes and the way back.
+        return [self._runs.setdefault(_place(run), run) if _are_few(run.shard) else run]
 
     def moments(self, run: EntryChunk, row: Tensor) -> tuple[Tensor, Tensor]:
         """See :meth:`Workspace.moments`."""
@@ -114,18 +118,33 @@ class CompiledWorkspace(Workspace):
     def _entries(self, run: EntryChunk) -> tuple[tuple[Any, ...], Any]:
         """The tables with what else the kernel is made of, and the rows of the tables that each entry has."""
         shard, draws, numbers = run.shard, np.empty(0, dtype=np.int64), np.empty((0, 0))
-        if shard.factors is None:  # its own rows, one after the other
-            flat = (run.gather() / self.lengthscale - self.centre).reshape(-1).numpy()
-            tables = flat, np.array([self.D]), np.array([0])
-            indices = np.arange(run.rows.stop - run.rows.start)[:, None]
-        else:
-            tables, indices = self._scaled(shard.factors), run.indices.numpy()
-            if indices.dtype not in (np.int32, np.int64) or not indices.flags.c_contiguous:
-                indices = np.ascontiguousarray(indices, dtype=np.int64)
+        if shard.factors is not None and not _are_few(shard):
+            tables, indices = self._scaled(shard.factors), _indices(run)
             if shard.draws:
-                draws = np.array([shard.draws.start, shard.copies, *shard.factors.hashing(shard.turn)])
-                numbers = shard.factors.normal_numbers.numpy()
+                draws, numbers = _draws(shard, shard.factors), shard.factors.normal_numbers.numpy()
+        else:  # its own rows, one after the other
+            x = run.gather() if shard.factors is None else torch.from_numpy(self._own_rows(run, shard.factors)[0])
+            flat = (x / self.lengthscale - self.centre).reshape(-1).numpy()
+            tables = flat, np.array([self.D]), np.array([0])
+            indices = np.arange(len(x))[:, None]
         return (*tables, self.B_aug.numpy(), self._twice_nu, self.outputscale, draws, numbers), indices
+
+    def _own_rows(self, run: EntryChunk, factors: LatentFactors) -> tuple[Any, Any]:
+        """The inputs of few entries, and by how much they were drawn."""
+        if _place(run) not in self._own:
+            shard, indices = run.shard, _indices(run)
+            x, moves = (np.empty((len(indices), self.D)) for _ in range(2))
+            for mode, first in enumerate(np.cumsum([0, *factors.ranks[:-1]])):
+                rows.gather(factors[mode].detach().numpy(), indices, mode, first, x)
+                if shard.draws:
+                    rows.gather(factors.log_deviations[mode].detach().numpy(), indices, mode, first, moves)
+            if shard.draws:
+                places, numbers = np.empty(len(indices), dtype=np.int64), factors.normal_numbers.numpy()
+                loops.drawn(indices, 0, _draws(shard, factors), len(numbers), places)
+                rows.draw(moves, places, numbers)
+                x += moves
+            self._own[_place(run)] = x, moves
+        return self._own[_place(run)]
 
     def _scaled(self, factors: LatentFactors) -> tuple[Any, Any, Any]:
         """The tables, scaled and centred once for all entries, with their ranks and where each starts.
@@ -149,6 +168,15 @@ class CompiledWorkspace(Workspace):
         if factors is None:
             run.scatter_(tables, flat.view(-1, self.D) / self.lengthscale)
             return
+        if _are_few(run.shard):
+            dx, indices = (flat.view(-1, self.D) / self.lengthscale).numpy(), _indices(run)
+            starts = np.cumsum([0, *factors.ranks[:-1]])
+            for place, table in enumerate(tables[: 2 * len(factors) if run.shard.draws else len(factors)]):
+                if place == len(factors):
+                    dx *= self._own_rows(run, factors)[1]
+                if table is not None:
+                    rows.scatter(dx, indices, place % len(factors), starts[place % len(factors)], table.numpy())
+            return
         # That of the logs of deviations is in no units.
         scales = [
             *self.lengthscale.split(list(factors.ranks)),
@@ -158,6 +186,27 @@ class CompiledWorkspace(Workspace):
         for table, part, scale in zip(tables, parts, scales, strict=False):  # those of biases come after
             if table is not None:
                 table.addcdiv_(part.view(table.shape), scale)
+
+
+def _are_few(shard: EntryShard) -> bool:
+    """Whether there are fewer entries than entities, of which not all need be scaled then."""
+    return shard.factors is not None and len(shard) < sum(shard.factors.shape)
+
+
+def _place(run: EntryChunk) -> tuple[int, int]:
+    return run.rows.start, run.rows.stop
+
+
+def _indices(run: EntryChunk) -> Any:
+    found = run.indices.numpy()
+    if found.dtype not in (np.int32, np.int64) or not found.flags.c_contiguous:
+        return np.ascontiguousarray(found, dtype=np.int64)
+    return found
+
+
+def _draws(shard: EntryShard, factors: LatentFactors) -> Any:
+    """See ``loops``."""
+    return np.array([shard.draws.start, shard.copies, *factors.hashing(shard.turn)])
 
 
 def _weights(run: EntryChunk) -> Any:

@@ -42,7 +42,7 @@ def _matern_values(decay: Any, r: Any, slope: Any, twice_nu: int, scale: float) 
 
 
 @njit(nogil=True, cache=True)
-def _drawn(indices: Any, start: int, draws: Any, rows: int, places: Any) -> None:
+def drawn(indices: Any, start: int, draws: Any, rows: int, places: Any) -> None:
     """Of each entry, twice the row of its normal numbers, plus 1 where they are negated: see ``LatentFactors.noise``."""
     first, copies, begin, multiplier, stride = draws[0], draws[1], draws[2], draws[3], draws[4]
     primes = draws[5:]
@@ -98,7 +98,7 @@ def _features(constants: Any, indices: Any, start: int, x: Any, K: Any, H: Any) 
     flat, ranks, starts, B_aug, twice_nu, scale, draws, numbers = constants
     places = np.empty(len(indices) if draws.size else 0, dtype=np.int64)
     if draws.size:
-        _drawn(indices, start, draws, len(numbers), places)
+        drawn(indices, start, draws, len(numbers), places)
     _gather(flat, ranks, starts, indices, places, numbers, x)
     gemm(B_aug, x, K, False, False, 0.0)
     _kernel(K, H, twice_nu, scale)

@@ -83,7 +83,7 @@ class EntryChunk:
         if factors is None or not factors.biases:
             return None
         with torch.no_grad():
-            mean, variance = factors.offset(self.indices)
+            mean, variance = self._biases
             if not self.shard.draws_biases:
                 return mean, variance
             return mean + self._bias_noise * variance.sqrt(), torch.zeros_like(variance)
@@ -126,10 +126,15 @@ class EntryChunk:
         """Add the gradient of the offset to that of the biases."""
         assert self.shard.factors is not None  # noqa: S101 they have the biases
         if self.shard.draws_biases:
-            with torch.no_grad():
-                deviation = self.shard.factors.offset(self.indices)[1].sqrt()
-                d_variance = 0.5 * d_mean * self._bias_noise / deviation
+            d_variance = 0.5 * d_mean * self._bias_noise / self._biases[1].sqrt()
         self.shard.factors.scatter_offset_(gradients, self.indices, d_mean, d_variance)
+
+    @cached_property
+    def _biases(self) -> Offset:
+        """Mean and variance `[n]` of the sums of biases."""
+        assert self.shard.factors is not None  # noqa: S101 they have the biases
+        with torch.no_grad():
+            return self.shard.factors.offset(self.indices)
 
     @cached_property
     def _bias_noise(self) -> Tensor:

@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Callable, Iterable
+from functools import cache
 from typing import Any
 
 import gpytorch
@@ -23,6 +24,8 @@ from gptf_gpytorch.variational.stationary import recognise
 
 # K_BB is tried with this many jitters, each ten times the one before.
 _JITTERS = 4
+# Of a checksum: the numbers that are taken at a time, and what the weights of two neighbours differ by.
+_PLACES, _WEIGHT = 2**18, 2_654_435_761
 
 
 def _default_jitter(dtype: torch.dtype) -> float:
@@ -37,10 +40,20 @@ def _checksum(tensors: Iterable[Tensor]) -> int:
     total = 0
     for tensor in tensors:
         if tensor.is_floating_point():
-            bits = tensor.detach().to(torch.float32).contiguous().view(-1).view(torch.int32).to(torch.int64)
-            places = torch.arange(1, bits.numel() + 1, device=bits.device, dtype=torch.int64)
-            total = (total * 1_000_003 + int((bits * (places * 2_654_435_761 | 1)).sum())) % (1 << 62)
+            values, found = tensor.detach().reshape(-1), 0
+            for start in range(0, values.numel(), _PLACES):
+                bits = values[start : start + _PLACES].to(torch.float32).view(torch.int32).to(torch.int64)
+                found += int((bits * _weights(bits.device)[: bits.numel()]).sum())
+                if start:  # an even distance from the first places, so that their weights are further by this, too
+                    found += start * _WEIGHT * int(bits.sum())
+            total = (total * 1_000_003 + found) % (1 << 62)
     return total + 1
+
+
+@cache
+def _weights(device: torch.device) -> Tensor:
+    """An odd number for each of the first places."""
+    return torch.arange(1, _PLACES + 1, device=device, dtype=torch.int64) * _WEIGHT | 1
 
 
 class CollapsedVariationalStrategy(gpytorch.variational.VariationalStrategy):  # type: ignore[misc]

@@ -61,6 +61,19 @@ def test_all_paths_agree(problem: Small) -> None:
     check_paths(problem)
 
 
+@pytest.mark.parametrize("binary", [False, True], ids=["gaussian", "probit"])
+@pytest.mark.parametrize(("draws", "n"), [(0, 11), (1, 11), (3, 3)])
+@pytest.mark.parametrize("biases", [False, True])
+def test_fewer_entries_than_entities_are_mapped_alike(binary: bool, draws: int, n: int, biases: bool) -> None:
+    """Their inputs are gathered one by one, where those of more are in tables that are scaled as a whole."""
+    problem = small(binary, n=n, rank=(2, 1, 3), draws=draws, biases=biases)
+    assert n * max(1, draws) < sum(SHAPE)
+    with torch.no_grad():
+        for table in (*problem.model.factors.log_deviations, *problem.model.factors.biases):
+            table.copy_(-1.0 + 0.3 * torch.randn_like(table))
+    check_paths(problem)
+
+
 def test_the_gradient_is_that_of_finite_differences(problem: Small) -> None:
     _, gradients = evaluate(problem)
     for name, parameter in problem.parameters().items():

@@ -16,6 +16,7 @@ from gptf_gpytorch import (
     ProbitLikelihood,
     StalePosteriorError,
 )
+from gptf_gpytorch.variational import strategy
 
 # Staleness
 
@@ -107,6 +108,17 @@ def test_changing_the_noise_is_a_change(gaussian: Small) -> None:
     mll.refresh()
     assert torch.equal(after, moments(gaussian.model)[0])
     assert (after - before).abs().max() > 1e-4
+
+
+def test_the_checksum_does_not_depend_on_how_many_numbers_are_taken_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    numbers = [torch.randn(37, 3, dtype=torch.float64), torch.randn(5, 4).T, torch.randn(()), torch.empty(0)]
+    whole = strategy._checksum(numbers)
+    monkeypatch.setattr(strategy, "_PLACES", 8)
+    assert strategy._checksum(numbers) == whole
+    for place in (0, 7, 8, 110):
+        other = numbers[0].clone()
+        other.view(-1)[place] += 1.0
+        assert strategy._checksum([other, *numbers[1:]]) != whole
 
 
 def test_swapping_two_rows_is_a_change(either: Small) -> None:
