@@ -7,7 +7,8 @@ long), and ``[methods.LABEL]`` for each row, whose keys are options of the metho
 - ``method``: the name in the registry, where the label is another one;
 - ``data``: the data sets that it is for, all by default;
 - ``folds`` and ``ranks``: others than those of the data set or the table;
-- ``vary``: options with several values, each of which is a row of its own, ``LABEL option=value``;
+- ``vary``: options with several values, each of which is a row of its own, ``LABEL option=value``, or a list of the options of
+  each row;
 - ``on``: options for one data set, as in ``on.acc = {inducing = 200}``, which may have a ``vary`` of their own.
 """
 
@@ -150,7 +151,8 @@ def _rows(label: str, keys: Mapping[str, Any], data: str) -> Iterator[tuple[str,
     keys = dict(keys) | keys.get("on", {}).get(data, {})
     options = {name: value for name, value in keys.items() if name not in _WORDS}
     vary = keys.get("vary", {})
-    for values in itertools.product(*vary.values()):
-        varied = dict(zip(vary, values, strict=True))
+    if isinstance(vary, dict):
+        vary = [dict(zip(vary, values, strict=True)) for values in itertools.product(*vary.values())]
+    for varied in vary:
         suffix = "".join(f" {name}={value}" for name, value in varied.items())
         yield label + suffix, keys.get("method", label), options | varied

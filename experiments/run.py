@@ -9,6 +9,7 @@ The methods and their options are in configs/TABLE.toml, what comes of them in r
 the end, and every fit is a nested run in MLflow (`make ui`). GPTF_DATA_DIR says where the data are, or are downloaded to.
 """
 
+import importlib
 import subprocess
 import sys
 import tempfile
@@ -99,6 +100,8 @@ def fitted(cell: Cell) -> tuple[dict[str, Any], dict[str, list[float]]]:
     """What comes of a fit, for JSON, and the numbers of its steps."""
     split = load(cell.data, cell.fold)
     method = make(cell.method, cell.options)
+    for library in ("sklearn.cluster", "gptf_gpytorch.variational.compiled"):  # which the first fit would wait for
+        importlib.import_module(library)
     torch.manual_seed(cell.seed)
     started = time.perf_counter()
     found = method.fit(split.task(cell.rank or 1, cell.seed))

@@ -175,7 +175,7 @@ class CP2:
 
     name: ClassVar[str] = "cp2"
     iterations: int = 30
-    ridges: tuple[float, ...] = (0.01, 0.1, 1.0, 10.0)
+    ridges: tuple[float, ...] = (0.01, 0.1, 1.0, 10.0, 100.0)
 
     def fit(self, task: Task) -> Fitted:
         ridge, details = choose(task, self.ridges, self._fit)

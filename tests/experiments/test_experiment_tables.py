@@ -78,10 +78,10 @@ def test_a_row_for_each_method_with_errors_and_stars(tables: dict[str, Any], res
 
 
 def test_what_ours_has_at_equal_time(tables: dict[str, Any], results: Path, tmp_path: Path) -> None:
-    """SVGP-Adam is best, .6, after 50 s; ours has .7 after 10 s, .6 after 20 s and .5 after 80 s."""
+    """SVGP-Adam is best, .6, after 50 s; ours has .7 after 10 s, .6 after 20 s and .5 after 80 s, and nothing after 5 s."""
     plan, cells = Plan.read("scalability").only(data=["alog"]), {}
     points = {
-        "time-svgp": [(20.0, 0.8), (50.0, 0.6), (90.0, 0.65)],
+        "time-svgp": [(20.0, 0.8), (50.0, 0.6), (90.0, 0.65), (5.0, 0.9)],
         "time-ours": [(10.0, 0.7), (20.0, 0.6), (80.0, 0.5)],
     }
     for label, known in points.items():
@@ -90,7 +90,7 @@ def test_what_ours_has_at_equal_time(tables: dict[str, Any], results: Path, tmp_
             cells[cell.key] = {"metrics": {"rmse": [rmse]}, "seconds": seconds, "environment": "none"}
     Store(tmp_path, "scalability").path.write_text(json.dumps({"environments": {"none": {}}, "cells": cells}))
     [line] = tables["equal_time"](tmp_path).splitlines()[2:]
-    assert line == "| alog, 3: rmse | .600 in 50 s | .600 in 20 s | 20 s, 0.40 of its time |"
+    assert line == "| alog, 3: rmse | .600 in 50 s | .600 in 20 s | 20 s, 0.40 of its time | 3 of 4, not at 5 s |"
     ranks = {(cell.data, cell.rank) for cell in Plan.read("scalability").cells}
     assert len(tables["equal_time"](results).splitlines()) == 2 + len(ranks) > 2 + 8
 
@@ -108,12 +108,20 @@ def test_the_ablation_is_the_mean_over_folds(tables: dict[str, Any], tmp_path: P
 
 def test_small_parts_have_a_line_for_each_way(tables: dict[str, Any], tmp_path: Path) -> None:
     runs = [
-        {"rank": 3, "way": "all entries", "max_iterations": 18, "score": 0.91, "seconds": 31.2},
-        {"rank": 8, "way": "remembering", "max_iterations": 250, "start_steps": 300, "score": 0.95, "seconds": 29.9},
+        {"data": "dblp", "rank": rank, "way": way, "told": told, "score": score, "seconds": 29.9, **steps}
+        for rank, way, told, score, steps in (
+            (3, "all entries", "biases", 0.91, {"max_iterations": 18}),
+            (8, "short", "biases", 0.95, {"max_iterations": 250, "start_steps": 300}),
+            (8, "short", "both", 0.96, {"max_iterations": 250, "start_steps": 300}),
+        )
     ]
     (tmp_path / "small_parts.json").write_text(json.dumps({"runs": runs}))
     lines = tables["small_parts"](tmp_path).splitlines()
-    assert lines[2:] == ["| 3 | all entries | 18 | .910 | 31.2 |", "| 8 | remembering | 300 + 250 | .950 | 29.9 |"]
+    assert lines[0] == "| data, rank | steps | how many | biases | both |"
+    assert lines[2:] == [
+        "| dblp, 3 | all entries | 0 + 18 | .910 in 29.9 s |  |",
+        "| dblp, 8 | short | 300 + 250 | .950 in 29.9 s | .960 in 29.9 s |",
+    ]
 
 
 def test_nothing_is_said_of_what_was_not_run(tables: dict[str, Any], tmp_path: Path) -> None:
