@@ -57,6 +57,7 @@ ORDER = [
     "variational.stationary",
     "variational.workspace",
     "variational.native",
+    "variational.rows",
     "variational.loops",
     "variational.compiled",
     "variational.fused",
@@ -127,7 +128,7 @@ ORDER = [
 HOMES = {
     "horovod": ("distributed.communicator",),
     "mlflow": ("tracking", "serving"),
-    "numba": ("variational.native", "variational.loops"),
+    "numba": ("variational.native", "variational.rows", "variational.loops"),
     "llvmlite": ("variational.native",),
 }
 

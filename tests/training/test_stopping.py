@@ -103,21 +103,13 @@ def test_the_best_checkpoint_is_kept_beside_the_last_ones(entries: TensorEntries
     assert Checkpoints(tmp_path).best() != best, "a checkpoint that does not load is not the best"
 
 
-@pytest.mark.parametrize("where", ["evaluation", "save"])
+@pytest.mark.parametrize("where", ["value", "save"])
 def test_a_signal_when_all_steps_were_taken_lets_the_run_finish(
     entries: TensorEntries, tmp_path: Path, where: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expected, handler = fit(entries, max_iterations=3, **SMALL), signal.getsignal(signal.SIGINT)
-    if where == "save":
-        during(monkeypatch, FittedModel, "save", 1)
-    else:
-        objectives: list[BoundObjective] = []
-        original = BoundObjective.__init__
-        monkeypatch.setattr(
-            BoundObjective, "__init__", lambda self, *rest: objectives.append(self) or original(self, *rest)
-        )
-        fit(entries, max_iterations=3, **SMALL)
-        during(monkeypatch, BoundObjective, "__call__", objectives[0].evaluations)
+    owner: type = FittedModel if where == "save" else BoundObjective
+    during(monkeypatch, owner, where, 1)
     recorder = Recorder()
     result = fit(entries, max_iterations=3, output=tmp_path, tracker=recorder, **SMALL)
     assert same(result, expected)
