@@ -109,3 +109,14 @@ def test_nan_parameters_are_named(either: Small) -> None:
         fresh.model.factors[0][0, 0] = float("nan")
     with pytest.raises(NumericalError, match="Got NaN or infinity in entries 0 to 39: "):
         fresh.mll()(fresh.model(fresh.indices), fresh.y)
+
+
+@pytest.mark.parametrize("n", [10, 40], ids=["fewer entries than entities", "more"])
+def test_the_chunk_with_a_nan_is_named(n: int) -> None:
+    problem = small(False, n=n)
+    problem.indices[:, 0] = 0
+    problem.indices[n // 2, 0] = 1
+    with torch.no_grad():
+        problem.model.factors[0][1] = float("nan")
+    with pytest.raises(NumericalError, match=f"in entries {n // 2} to {n - 1}: "):
+        problem.mll(chunk_size=n // 2)(problem.model(problem.indices), problem.y)
