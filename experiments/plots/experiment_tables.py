@@ -177,7 +177,7 @@ def small_parts(results: Path = RESULTS) -> str:
         mine = {run["told"]: run for run in runs if (run["data"], run["rank"], run["way"]) == (data, rank, way)}
         first = next(iter(mine.values()))
         steps = f"{first.get('start_steps', 0)} + {first['max_iterations']}"
-        shown = [f"{number(mine[t]['score'])} in {mine[t]['seconds']:.3g} s" if t in mine else "" for t in told]
+        shown = [f"{number(abs(mine[t]['score']))} in {mine[t]['seconds']:.3g} s" if t in mine else "" for t in told]
         lines.append(f"| {data}, {rank} | {way} | {steps} | {' | '.join(shown)} |")
     return "\n".join(lines)
 

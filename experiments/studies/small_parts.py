@@ -33,6 +33,13 @@ WAYS: dict[str, dict[str, Any]] = {
     "remembering": {**_REMEMBERING, "max_iterations": 800},
     "quick steps first": {**_REMEMBERING, "start_steps": 450, "max_iterations": 500},
     "quick steps alone": {**_WARM, "start_steps": 220, "max_iterations": 0},
+    "larger quick steps alone": {
+        **_WARM,
+        "batch": 16_384,
+        "learning_rate": 0.1,
+        "start_steps": 120,
+        "max_iterations": 0,
+    },
     "short": {**_WARM, "start_steps": 450, "max_iterations": 200},
     "longer": {**_WARM, "start_steps": 1000, "max_iterations": 500},
     "longest": {**_WARM, "start_steps": 1500, "max_iterations": 800},

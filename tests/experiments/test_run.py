@@ -95,6 +95,11 @@ def test_a_table_is_the_product_of_its_file(configs: Path) -> None:
     assert (
         {cell.data for cell in changed.cells} > {cell.data for cell in changed.only(quick=True).cells} == {"synthetic"}
     )
+    listed = "vary = [{max_iterations = 1}, {max_iterations = 9, scale = 0.3}]"
+    path.write_text(TABLE.replace("vary.max_iterations = [1, 2]", listed))
+    points = [cell for cell in Plan.read("small", configs).cells if "short" in cell.label and cell.rank == 1]
+    assert [cell.label for cell in points] == ["short max_iterations=1", "short max_iterations=9 scale=0.3"]
+    assert [cell.options["scale"] for cell in points] == [0.2, 0.3]
     with pytest.raises(InputError, match=r"--data must be in the table small: synthetic, synthetic-binary. Got alog"):
         plan.only(data=["alog"])
 
