@@ -100,7 +100,11 @@ def fitted(cell: Cell) -> tuple[dict[str, Any], dict[str, list[float]]]:
     """What comes of a fit, for JSON, and the numbers of its steps."""
     split = load(cell.data, cell.fold)
     method = make(cell.method, cell.options)
-    for library in ("sklearn.cluster", "torch._dynamo", "gptf_gpytorch.variational.compiled"):  # the first fit would wait for
+    for library in (
+        "sklearn.cluster",
+        "torch._dynamo",
+        "gptf_gpytorch.variational.compiled",
+    ):  # the first fit would wait for
         importlib.import_module(library)
     torch.manual_seed(cell.seed)
     started = time.perf_counter()
