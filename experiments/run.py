@@ -34,6 +34,8 @@ from gptf_gpytorch import GPTFError, TensorEntries
 
 PATH = click.Path(path_type=Path)
 FIGURES = Path(__file__).parent / "plots" / "experiments.py"
+# What k-means, torch's Adam and compiled loops load when they are first used: not part of any fit's seconds.
+LOADED_LATE = ("sklearn.cluster", "torch._dynamo", "gptf_gpytorch.variational.compiled")
 
 
 @click.command(help=__doc__)
@@ -100,11 +102,7 @@ def fitted(cell: Cell) -> tuple[dict[str, Any], dict[str, list[float]]]:
     """What comes of a fit, for JSON, and the numbers of its steps."""
     split = load(cell.data, cell.fold)
     method = make(cell.method, cell.options)
-    for library in (
-        "sklearn.cluster",
-        "torch._dynamo",
-        "gptf_gpytorch.variational.compiled",
-    ):  # the first fit would wait for
+    for library in LOADED_LATE:
         importlib.import_module(library)
     torch.manual_seed(cell.seed)
     started = time.perf_counter()

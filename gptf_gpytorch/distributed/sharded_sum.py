@@ -156,7 +156,7 @@ def _add_up(parts: Iterator[tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
 
 def _reduce(tensors: Sequence[Tensor], communicator: Communicator) -> tuple[Tensor, ...]:
     """Sum tensors over workers as one flat vector for each dtype."""
-    if communicator.size == 1:
+    if communicator.size == 1:  # nothing to add: do not copy the gradient of all entities
         return tuple(tensors)
     reduced: list[Tensor] = list(tensors)
     for dtype in dict.fromkeys(t.dtype for t in tensors):

@@ -133,8 +133,8 @@ class CompiledWorkspace(Workspace):
         """The inputs of few entries, and by how much they were drawn."""
         if _place(run) not in self._own:
             shard, indices = run.shard, _indices(run)
-            x, moves = (np.empty((len(indices), self.D)) for _ in range(2))
-            for mode, first in enumerate(np.cumsum([0, *factors.ranks[:-1]])):
+            x, moves = np.empty((len(indices), self.D)), np.empty((len(indices) if shard.draws else 0, self.D))
+            for mode, first in enumerate(_columns(factors)):
                 rows.gather(factors[mode].detach().numpy(), indices, mode, first, x)
                 if shard.draws:
                     rows.gather(factors.log_deviations[mode].detach().numpy(), indices, mode, first, moves)
@@ -170,12 +170,12 @@ class CompiledWorkspace(Workspace):
             return
         if _are_few(run.shard):
             dx, indices = (flat.view(-1, self.D) / self.lengthscale).numpy(), _indices(run)
-            starts = np.cumsum([0, *factors.ranks[:-1]])
+            columns = _columns(factors)
             for place, table in enumerate(tables[: 2 * len(factors) if run.shard.draws else len(factors)]):
                 if place == len(factors):
                     dx *= self._own_rows(run, factors)[1]
                 if table is not None:
-                    rows.scatter(dx, indices, place % len(factors), starts[place % len(factors)], table.numpy())
+                    rows.scatter(dx, indices, place % len(factors), columns[place % len(factors)], table.numpy())
             return
         # That of the logs of deviations is in no units.
         scales = [
@@ -194,7 +194,13 @@ def _are_few(shard: EntryShard) -> bool:
 
 
 def _place(run: EntryChunk) -> tuple[int, int]:
+    """What tells it from other runs of its shard."""
     return run.rows.start, run.rows.stop
+
+
+def _columns(factors: LatentFactors) -> Any:
+    """Of every mode, the first of its columns of x."""
+    return np.cumsum([0, *factors.ranks[:-1]])
 
 
 def _indices(run: EntryChunk) -> Any:
