@@ -26,6 +26,7 @@ NAME = "small_parts"
 _ANEW = {"draws": 1, "optimizer": "adam", "inducing": 100, "validation": 0.0, "learning_rate": 0.15}
 _REMEMBERING = {"batch": 8192, "forget": 0.2}
 _WARM = {**_REMEMBERING, "warmup": 1.0}
+_LARGER = {"batch": 16_384, "learning_rate": 0.1}
 WAYS: dict[str, dict[str, Any]] = {
     "all entries": {"max_iterations": 18},
     "parts of 40,000": {"batch": 40_000, "max_iterations": 90},
@@ -33,13 +34,9 @@ WAYS: dict[str, dict[str, Any]] = {
     "remembering": {**_REMEMBERING, "max_iterations": 800},
     "quick steps first": {**_REMEMBERING, "start_steps": 450, "max_iterations": 500},
     "quick steps alone": {**_WARM, "start_steps": 220, "max_iterations": 0},
-    "larger quick steps alone": {
-        **_WARM,
-        "batch": 16_384,
-        "learning_rate": 0.1,
-        "start_steps": 120,
-        "max_iterations": 0,
-    },
+    "larger quick steps alone": {**_WARM, **_LARGER, "start_steps": 120, "max_iterations": 0},
+    "the same, 50 inducing points": {**_WARM, **_LARGER, "inducing": 50, "start_steps": 210, "max_iterations": 0},
+    "the same, 30 inducing points": {**_WARM, **_LARGER, "inducing": 30, "start_steps": 55, "max_iterations": 0},
     "short": {**_WARM, "start_steps": 450, "max_iterations": 200},
     "longer": {**_WARM, "start_steps": 1000, "max_iterations": 500},
     "longest": {**_WARM, "start_steps": 1500, "max_iterations": 800},
