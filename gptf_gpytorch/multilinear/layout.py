@@ -37,7 +37,7 @@ class Entities:
         """Rows `[n, K]` (int32) of entries; -1 for an entity that does not occur."""
         rows = torch.empty(indices.shape, dtype=torch.int32)
         for mode, (ids, start) in enumerate(zip(self.ids, self.offsets[:-1], strict=True)):
-            column = indices[:, mode].long()
+            column = indices[:, mode].long().contiguous()
             place = torch.searchsorted(ids, column).clamp(max=len(ids) - 1)
             rows[:, mode] = torch.where(ids[place] == column, place + start, -1).int()
         return rows

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 import torch
@@ -74,6 +73,8 @@ class Sampler:
         sums = torch.cat([(self.design.T @ weighed).flatten(), weighed[:, :1].sum(0)])
         sums = self.communicator.sum(sums)
         self.gram, self.count = sums[:-1].view(self.design.size(1), -1), float(sums[-1])
+        self.features: Tensor | None = None
+        self.features_gram = torch.empty(0, 0)
 
     def start(self) -> State:
         """Where a chain begins: factors of products around 1/2, everything else near 0."""
@@ -84,11 +85,21 @@ class Sampler:
         means = torch.zeros(K, D, dtype=rows.dtype)
         precisions = torch.eye(D, dtype=rows.dtype).repeat(K, 1, 1)
         coefficients = torch.zeros(self.design.size(1), dtype=rows.dtype)
-        return State(coefficients, rows, means, precisions, torch.ones((), dtype=rows.dtype))
+        return State(coefficients, rows, means, precisions, torch.ones((), dtype=rows.dtype), rows.new_empty(0))
+
+    def add_process(self, features: Tensor) -> None:
+        """Let g take part from now on.
+
+        :param features: `[n, p]` whitened features w of this worker's entries: g = w'u, u ~ N(0, I) a priori. A collective.
+        """
+        weighed = features if self.data.weights is None else self.data.weights[:, None] * features
+        self.features, self.features_gram = features, self.communicator.sum(features.T @ weighed)
 
     def values(self, state: State) -> Tensor:
         """f `[n]` of this worker's entries."""
-        return self.design @ state.coefficients + multilinear(self.data.rows, state.rows, self.ranks.pairs, self.compiled)
+        f = self.design @ state.coefficients
+        f += multilinear(self.data.rows, state.rows, self.ranks.pairs, self.compiled)
+        return f if self.features is None else f + self.features @ state.process
 
     def sweep(self, state: State, number: int) -> None:
         """Draw everything anew, in place. The random numbers depend on the seed and the number of the sweep alone."""
@@ -100,6 +111,7 @@ class Sampler:
             z = labels.latent_values(2.0 * data.values - 1.0, f, uniform)
         residual = z - f
         self._draw_noise_and_coefficients(state, residual, generator)
+        self._draw_process(state, residual, generator)
         for mode in range(len(self.modes)):
             self._draw_rows(state, mode, residual, generator)
         if not state.finite():
@@ -118,17 +130,28 @@ class Sampler:
             shape = (1.0 + self.count) / 2.0
             state.noise_precision = generator.standard_gamma(shape) / ((1.0 + squares) / 2.0)
         noise = torch.from_numpy(generator.standard_normal(len(projected)))
-        beta = float(state.noise_precision)
-        # Flat prior on c, N(0, 1) on the coefficients of standardised covariates.
+        # N(0, 1) on the coefficients of standardised covariates; next to flat on c.
         prior = torch.ones_like(projected)
         prior[0] = 1e-6
-        P = beta * self.gram + torch.diag(prior)
-        L = torch.linalg.cholesky(P)
-        b = beta * (projected + self.gram @ state.coefficients)
-        x = torch.linalg.solve_triangular(L, b[:, None], upper=False) + noise[:, None]
-        new = torch.linalg.solve_triangular(L.T, x, upper=True)[:, 0]
+        new = _draw_linear(self.gram, projected, float(state.noise_precision), prior, noise, state.coefficients)
         residual -= self.design @ (new - state.coefficients)
         state.coefficients = new
+
+    def _draw_process(self, state: State, residual: Tensor, generator: np.random.Generator) -> None:
+        """u given all else: the statistics of Theorem 1 at fixed inputs, with z - rest for the values."""
+        if self.features is None:
+            return
+        if not len(state.process):
+            state.process = residual.new_zeros(self.features.size(1))
+        weighed = residual if self.data.weights is None else self.data.weights * residual
+        projected = self.communicator.sum(self.features.T @ weighed)
+        noise = torch.from_numpy(generator.standard_normal(len(projected)))
+        prior = torch.ones_like(projected)
+        new = _draw_linear(
+            self.features_gram, projected, float(state.noise_precision), prior, noise, state.process
+        )
+        residual -= self.features @ (new - state.process)
+        state.process = new
 
     def _draw_rows(self, state: State, mode: int, residual: Tensor, generator: np.random.Generator) -> None:
         at = self.modes[mode]
@@ -195,10 +218,18 @@ class Sampler:
 
         list(split(job, grouped.chunks, True))
 
-    @cached_property
-    def parameters(self) -> int:
-        """Numbers in a row table."""
-        return self.modes[-1].stop * self.ranks.columns
+
+def _draw_linear(gram: Tensor, projected: Tensor, beta: float, prior: Tensor, noise: Tensor, old: Tensor) -> Tensor:
+    """Coefficients from N(P^-1 beta (projected residual + gram old), P^-1), P = diag(prior) + beta gram."""
+    L, info = torch.linalg.cholesky_ex(beta * gram + torch.diag(prior))
+    if int(info):
+        raise NumericalError(
+            "The precision of the coefficients must have a Cholesky factor. Got one that is not positive definite: "
+            "a value or a weight may be too large; standardise the values."
+        )
+    b = beta * (projected + gram @ old)
+    x = torch.linalg.solve_triangular(L, b[:, None], upper=False) + noise[:, None]
+    return torch.linalg.solve_triangular(L.T, x, upper=True)[:, 0]
 
 
 def multilinear(rows: Tensor, table: Tensor, pairs: int, compiled: bool | None = None) -> Tensor:

@@ -28,6 +28,7 @@ class State:
     :param means: `[K, D]` of the rows of a mode.
     :param precisions: `[K, D, D]` of the rows of a mode.
     :param noise_precision: beta; 1 for labels.
+    :param process: `[p]` whitened values of g at its inducing points; empty where g takes no part.
     """
 
     coefficients: Tensor
@@ -35,6 +36,7 @@ class State:
     means: Tensor
     precisions: Tensor
     noise_precision: Tensor
+    process: Tensor
 
     def tensors(self) -> dict[str, Tensor]:
         """Its parts by name."""

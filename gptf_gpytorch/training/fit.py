@@ -26,7 +26,7 @@ from gptf_gpytorch.training.result import Result
 from gptf_gpytorch.training.saved import KIND, FittedModel, build
 from gptf_gpytorch.training.signals import StopRequest
 from gptf_gpytorch.training.start import started
-from gptf_gpytorch.training.state import Progress, describe
+from gptf_gpytorch.training.state import Progress, describe, snapshot, unpack
 from gptf_gpytorch.training.store import Store
 from gptf_gpytorch.training.timings import Stopwatch
 from gptf_gpytorch.variational.elbo import CollapsedELBO
@@ -163,7 +163,8 @@ class _Run:
         optimizer = optimizers.make(config.optimizer, config.learning_rate, fall)
         # From here on a signal is answered between two evaluations, and at the end by finishing what is nearly done.
         with self.stop.listening():
-            resumed = self.store.restore(mll, optimizer)
+            restored = self.store.restore()
+            resumed = None if restored is None else unpack(*restored, mll, optimizer)
             if communicator.rank == 0 and not self._speaks:
                 self.tracker.start(self._description(mll, 0 if held_out is None else len(held_out)))
                 self._speaks = True
@@ -221,7 +222,7 @@ class _Run:
 
         def save(now: Progress) -> None:
             with measure("saving"):
-                self.store.save(mll, optimizer, now)
+                self.store.save(snapshot(mll, optimizer, now, self.config.patience))
 
         loop = Loop(
             objective,
@@ -232,7 +233,7 @@ class _Run:
             held_out=score,
             save=save,
             save_together=lambda now: together(communicator, lambda: save(now)),
-            commit=lambda now: self.store.commit(mll, optimizer, now),
+            commit=lambda now: self.store.commit(lambda: snapshot(mll, optimizer, now, self.config.patience)),
             stop=self.stop,
         )
         with measure("steps"):
@@ -266,7 +267,7 @@ class _Run:
             progress, bounds = started(objective, config, self.stop)
         except InterruptedRunError as stopped:
             if not self.communicator.elastic:  # there the others go on, and are somewhere else by now
-                together(self.communicator, lambda: self.store.save(mll, optimizer, None))
+                together(self.communicator, lambda: self.store.save(None))
             text = "Stopped by a signal on the way to the first step: a resumed run begins again."
             raise InterruptedRunError(text, stopped.signal) from None
         for note in progress.history.notes:

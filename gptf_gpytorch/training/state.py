@@ -1,9 +1,10 @@
 """The state of a run: what a checkpoint holds, and whether it is one of this run."""
 
+import copy
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
@@ -73,6 +74,27 @@ class Progress:
     def copy(self) -> "Progress":
         """This moment, whatever happens later."""
         return replace(self, history=History(list(self.history.steps), list(self.history.notes)))
+
+
+class Snapshot(NamedTuple):
+    """A state of a run that can be written, committed and shared, whatever method trains.
+
+    :param iteration: the number of the step.
+    :param pack: its tensors, and what of it is JSON.
+    :param score: what the best state has most of; None if it has none.
+    """
+
+    iteration: int
+    pack: Callable[[], tuple[dict[str, Tensor], dict[str, Any]]]
+    score: float | None = None
+
+
+def snapshot(mll: CollapsedELBO, optimizer: Optimizer, progress: Progress, patience: int) -> Snapshot:
+    """This moment of a run on the bound; a step puts new tensors into the optimiser and the progress, and leaves the old ones."""
+    parameters = {name: tensor.detach().clone() for name, tensor in mll.state_dict().items()}
+    optimizer, progress = copy.copy(optimizer), progress.copy()
+    score = progress.history.steps[-1].score(patience) if progress.history.steps else None
+    return Snapshot(progress.iteration, lambda: (pack(parameters, optimizer, progress), progress.to_dict()), score)
 
 
 def pack(mll: Mapping[str, Tensor], optimizer: Optimizer, progress: Progress) -> dict[str, Tensor]:

@@ -15,9 +15,7 @@ from gptf_gpytorch.errors import CheckpointError
 from gptf_gpytorch.training.checkpoints import MODEL, Checkpoints
 from gptf_gpytorch.training.commits import Commits
 from gptf_gpytorch.training.config import TrainConfig
-from gptf_gpytorch.training.optimizers import Optimizer
-from gptf_gpytorch.training.state import Progress, check_same, pack, unpack
-from gptf_gpytorch.variational.elbo import CollapsedELBO
+from gptf_gpytorch.training.state import Snapshot, check_same
 from gptf_gpytorch.wording import option
 
 # Seconds in which a worker 0 that was cut off from an elastic job lets go of the folder.
@@ -86,46 +84,41 @@ class Store:
         held.close()
         self._holds = False
 
-    def save(self, mll: CollapsedELBO, optimizer: Optimizer, progress: Progress | None) -> None:
-        """Write a checkpoint, on the worker that writes; without progress, one that says how to begin."""
+    def save(self, state: Snapshot | None) -> None:
+        """Write a checkpoint, on the worker that writes; without a state, one that says how to begin."""
         if self.writes:
-            self._write(mll.state_dict(), optimizer, progress)
+            self._write(state)
 
-    def commit(self, mll: CollapsedELBO, optimizer: Optimizer, progress: Progress) -> None:
+    def commit(self, state: Callable[[], Snapshot]) -> None:
         """Have a state in the memory of every worker of an elastic job."""
         if isinstance(self.communicator, ElasticCommunicator):
-            self.commits.keep(mll, optimizer, progress)
+            self.commits.last = state()
             self.communicator.commit()
 
-    def restore(self, mll: CollapsedELBO, optimizer: Optimizer) -> Progress | None:
+    def restore(self) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
         """Where the run was, or None if it had not taken a step: in an elastic job what a worker remembers, else a checkpoint."""
         from_disk = self.resume
         if self.communicator.elastic:
             found = self.commits.share(self.communicator)
             if found is not None:
-                progress = unpack(*found, mll, optimizer)
-                self.commits.keep(mll, optimizer, progress)
+                self.commits.last = Snapshot(found[1]["iteration"], lambda: found)
                 together(self.communicator, lambda: self._save_commit() if self.writes else None)
-                return progress
+                return found
             left = self._takes_over and bool(self.checkpoints.steps())
             from_disk = bool(self.communicator.broadcast(torch.tensor([left]).long())) or self.resume
         if not from_disk:
             return None
         tensors, run = self.checkpoints.share_last(self.communicator)
         check_same(run, self.describe())
-        return None if run["progress"] is None else unpack(tensors, run["progress"], mll, optimizer)
+        return None if run["progress"] is None else (tensors, run["progress"])
 
     def _save_commit(self) -> None:
         """Write the last commit, unless it is there."""
-        if self.commits.last is not None and self.commits.last[2].iteration not in self.checkpoints.steps():
-            self._write(*self.commits.last)
+        if self.commits.last is not None and self.commits.last.iteration not in self.checkpoints.steps():
+            self._write(self.commits.last)
 
-    def _write(self, mll: dict[str, Tensor], optimizer: Optimizer, progress: Progress | None) -> None:
-        run = {**self.describe(), "workers": self.communicator.size, "progress": None, "score": None}
-        if progress is None:
-            self.checkpoints.save(0, {}, run)
-            return
-        if progress.history.steps:
-            run["score"] = progress.history.steps[-1].score(self.config.patience)
-        run["progress"] = progress.to_dict()
-        self.checkpoints.save(progress.iteration, pack(mll, optimizer, progress), run)
+    def _write(self, state: Snapshot | None) -> None:
+        tensors, progress = ({}, None) if state is None else state.pack()
+        run = {**self.describe(), "workers": self.communicator.size, "progress": progress}
+        run["score"] = None if state is None else state.score
+        self.checkpoints.save(0 if state is None else state.iteration, tensors, run)

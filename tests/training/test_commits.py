@@ -8,7 +8,7 @@ from gptf_gpytorch.training import optimizers
 from gptf_gpytorch.training.commits import Commits
 from gptf_gpytorch.training.config import TrainConfig
 from gptf_gpytorch.training.saved import build
-from gptf_gpytorch.training.state import Progress, unpack
+from gptf_gpytorch.training.state import Progress, snapshot, unpack
 
 
 def quadratic(x: torch.Tensor) -> optimizers.Point:
@@ -29,7 +29,7 @@ def test_the_latest_commit_comes_to_all_as_it_was(name: str) -> None:
             with torch.no_grad():
                 mll.model.factors[0].fill_(float(iteration))
             if comm.rank < 2:
-                commits.keep(mll, optimizer, progress)
+                commits.last = snapshot(mll, optimizer, progress, 0)
         expected = {"x": progress.point.x, "factor": mll.model.factors[0].detach().clone()}
         expected |= optimizer.state()
         # What comes after the commit is not in it.
