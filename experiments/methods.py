@@ -29,6 +29,8 @@ REGISTRY = {
     "ours_on_workers": "methods:OursOnWorkers",
     "mean": "baselines.simple:Mean",
     "popularity": "baselines.simple:Popularity",
+    "additive": "baselines.additive:AdditiveBiases",
+    "counts_logistic": "baselines.additive:CountsLogistic",
     "cp": "baselines.multilinear:CP",
     "cp2": "baselines.multilinear:CP2",
     "nncp": "baselines.multilinear:NonnegativeCP",
@@ -42,8 +44,9 @@ REGISTRY = {
     "logistic": "baselines.linear:Logistic",
     "linear_svm": "baselines.linear:LinearSVM",
     "fm": "baselines.linear:FactorizationMachine",
+    "smurff": "baselines.bayesian_cp:Smurff",
 }
-RANKLESS = ("mean", "popularity", "logistic", "linear_svm")
+RANKLESS = ("mean", "popularity", "additive", "counts_logistic", "logistic", "linear_svm")
 
 
 def make(name: str, options: Mapping[str, Any]) -> Method:

@@ -285,34 +285,36 @@ class LatentFactors(gpytorch.Module):  # type: ignore[misc]
 
     def check(self, indices: Any) -> Tensor:
         """Indices that can be gathered, with columns for levels, or an error that states the rule and what came."""
-        try:
-            indices = torch.as_tensor(indices)
-        except (TypeError, ValueError, RuntimeError) as error:
-            raise InputError(
-                f"indices must be a tensor or an array of integers. Got {type(indices).__name__}."
-            ) from error
-        if indices.is_floating_point() or indices.is_complex() or indices.dtype == torch.bool:
-            raise InputError(f"indices must be integers. Got {indices.dtype}.")
-        if indices.dtype in (torch.uint16, torch.uint32, torch.uint64):
-            indices = indices.long()  # torch has few operations for these
-        if indices.dim() != 2 or indices.size(-1) != len(self.entities):
-            raise InputError(f"indices must be [n, {len(self.entities)}], a column a mode. Got {list(indices.shape)}.")
-        if len(indices):
-            with one_core_each():
-                lowest, highest = (bound.tolist() for bound in indices.aminmax(dim=0))
-            for mode, (low, high) in enumerate(zip(lowest, highest, strict=True)):
-                if low < 0 or high >= self.entities[mode]:
-                    bad = (indices[:, mode] < 0) | (indices[:, mode] >= self.entities[mode])
-                    row = int(bad.nonzero()[0])
-                    raise InputError(
-                        f"indices of mode {mode} must lie in [0, {self.entities[mode]}). "
-                        f"Got {int(indices[row, mode])} at row {row}."
-                    )
-        checked: Tensor = indices
-        return self.with_levels(checked, self.levels)
+        return self.with_levels(check_indices(indices, self.entities), self.levels)
 
     @staticmethod
     def with_levels(indices: Tensor, levels: Sequence[Tensor]) -> Tensor:
         """Indices `[n, K]` and beside them the levels of their entities, if these are given for each mode."""
         columns = [table[indices[:, mode].long().to(table.device)].to(indices) for mode, table in enumerate(levels)]
         return torch.cat([indices, torch.stack(columns, dim=1)], dim=1) if columns else indices
+
+
+def check_indices(indices: Any, shape: tuple[int, ...]) -> Tensor:
+    """Indices `[n, K]` within a shape, or an error that states the rule and what came."""
+    try:
+        indices = torch.as_tensor(indices)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise InputError(f"indices must be a tensor or an array of integers. Got {type(indices).__name__}.") from error
+    if indices.is_floating_point() or indices.is_complex() or indices.dtype == torch.bool:
+        raise InputError(f"indices must be integers. Got {indices.dtype}.")
+    if indices.dtype in (torch.uint16, torch.uint32, torch.uint64):
+        indices = indices.long()  # torch has few operations for these
+    if indices.dim() != 2 or indices.size(-1) != len(shape):
+        raise InputError(f"indices must be [n, {len(shape)}], a column a mode. Got {list(indices.shape)}.")
+    if len(indices):
+        with one_core_each():
+            lowest, highest = (bound.tolist() for bound in indices.aminmax(dim=0))
+        for mode, (low, high) in enumerate(zip(lowest, highest, strict=True)):
+            if low < 0 or high >= shape[mode]:
+                bad = (indices[:, mode] < 0) | (indices[:, mode] >= shape[mode])
+                row = int(bad.nonzero()[0])
+                raise InputError(
+                    f"indices of mode {mode} must lie in [0, {shape[mode]}). Got {int(indices[row, mode])} at row {row}."
+                )
+    checked: Tensor = indices
+    return checked

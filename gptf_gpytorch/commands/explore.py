@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, cast, get_args
 
 import click
 
@@ -10,11 +10,12 @@ from gptf_gpytorch.commands import options
 from gptf_gpytorch.commands.loading import load_model
 from gptf_gpytorch.commands.options import PATH
 from gptf_gpytorch.commands.printing import facts, table
-from gptf_gpytorch.serving.explain import neighbours, relevance
+from gptf_gpytorch.serving.explain import neighbours, relevance, shares
 from gptf_gpytorch.serving.reading import read_indices
 from gptf_gpytorch.serving.recommend import By, open_modes
 from gptf_gpytorch.serving.recommend import recommend as rank_candidates
-from gptf_gpytorch.training.saved import FittedModel
+from gptf_gpytorch.training.sampled_model import SampledModel
+from gptf_gpytorch.training.saved import FittedModel, PaperModel
 
 
 @click.command()
@@ -86,12 +87,16 @@ def _say_what_numbers_are(fitted: FittedModel, modes: list[str]) -> None:
 @options.top
 @options.as_json
 def explain(folder: Path, near: dict[str, str], top: int, as_json: bool) -> None:
-    """Say which modes matter, and which entities are alike.
+    """Say which parts of the model or which modes matter, and which entities are alike.
 
     Example: gptf explain runs/clicks --near ad=17
     """
     fitted = FittedModel.load(folder)
-    found: dict[str, Any] = {"relevance": relevance(fitted)}
+    if isinstance(fitted, SampledModel):
+        title, parts = "shares", shares(fitted)
+    else:
+        title, parts = "relevance", relevance(cast(PaperModel, fitted))
+    found: dict[str, Any] = {title: parts}
     if len(near) > 1:
         raise click.UsageError(f"--near is one entity. Got {len(near)}.")
     for mode, item in near.items():
@@ -100,7 +105,7 @@ def explain(folder: Path, near: dict[str, str], top: int, as_json: bool) -> None
     if as_json:
         click.echo(json.dumps(found))
         return
-    for name, share in found["relevance"].items():
+    for name, share in parts.items():
         click.echo(f"{name:<20} {100 * share:5.1f}%")
     table(found.get("nearest", []), False)
 

@@ -141,8 +141,6 @@ class Sampler:
         """u given all else: the statistics of Theorem 1 at fixed inputs, with z - rest for the values."""
         if self.features is None:
             return
-        if not len(state.process):
-            state.process = residual.new_zeros(self.features.size(1))
         weighed = residual if self.data.weights is None else self.data.weights * residual
         projected = self.communicator.sum(self.features.T @ weighed)
         noise = torch.from_numpy(generator.standard_normal(len(projected)))

@@ -50,7 +50,8 @@ class Samples:
 
     def covariates(self, rows: Tensor) -> Tensor:
         """`[n, T]` of entries that are not those of training, with stacked rows `[n, K]`."""
-        return torch.zeros(len(rows), 0, dtype=torch.float64) if self.counts is None else self.counts.new(rows)
+        linear = self.tensors["coefficients"].size(1) > 1
+        return self.counts.new(rows) if linear and self.counts else torch.zeros(len(rows), 0, dtype=torch.float64)
 
     def draws(self, rows: Tensor, features: Tensor | None = None) -> Iterator[Draw]:
         """What each sample says of entries.

@@ -92,9 +92,9 @@ def write_files(run: Mapping[str, Any], source: str | Path | None, reading: Mapp
 
 def numbers(record: Mapping[str, Any]) -> dict[str, float]:
     """The numbers of a step, by the names they have in MLflow."""
-    scales = {f"lengthscale.{place}": scale for place, scale in enumerate(record["lengthscales"])}
-    terms = {f"term.{name}": term for name, term in record["terms"].items()}
-    return {**{name: record[name] for name in _NUMBERS if record[name] is not None}, **terms, **scales}
+    scales = {f"lengthscale.{place}": scale for place, scale in enumerate(record.get("lengthscales", ()))}
+    terms = {f"term.{name}": term for name, term in record.get("terms", {}).items()}
+    return {**{name: record[name] for name in _NUMBERS if record.get(name) is not None}, **terms, **scales}
 
 
 def chosen(experiment: str | None, *, nested: bool) -> dict[str, str | None]:

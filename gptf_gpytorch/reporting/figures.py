@@ -1,6 +1,6 @@
 """Figures that people would rather look at than read."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -60,9 +60,24 @@ def predicted_against_observed(observed: Any, mean: Any, lower: Any, upper: Any,
     figure.savefig(path, dpi=110)
 
 
-def relevance_bars(shares: dict[str, float], path: Path) -> None:
-    """How much each mode moves the function."""
-    figure, axes = _axes("Relevance of the modes", "share", "", (5.5, 0.6 + 0.5 * len(shares)))
+def trace(records: Sequence[Mapping[str, Any]], path: Path) -> None:
+    """The noise of each chain, sweep by sweep, and the scores of the held-out entries in the race."""
+    figure, (left, right) = _figure((9.5, 4.0), 2)
+    chains = dict.fromkeys((record["stage"], record["chain"]) for record in records)
+    for stage, chain in chains:
+        mine = [record for record in records if (record["stage"], record["chain"]) == (stage, chain)]
+        left.plot([r["iteration"] for r in mine], [r["noise"] for r in mine], color="C0" if stage == "long" else "C1")
+        scored = [(r["iteration"], r["held_out"]) for r in mine if r["held_out"] is not None]
+        if scored:
+            right.plot(*zip(*scored, strict=True), color="C1")
+    left.set(title="Noise (race, then long run)", xlabel="sweep", ylabel="standard deviation")
+    right.set(title="Race", xlabel="sweep", ylabel="minus the loss of held-out entries")
+    figure.savefig(path, dpi=110)
+
+
+def relevance_bars(shares: dict[str, float], path: Path, title: str = "Relevance of the modes") -> None:
+    """How much each mode, or each part of a model, moves the function."""
+    figure, axes = _axes(title, "share", "", (5.5, 0.6 + 0.5 * len(shares)))
     axes.barh(list(shares), list(shares.values()), color="C0")
     axes.invert_yaxis()
     figure.savefig(path, dpi=110)

@@ -1,17 +1,20 @@
 """A finished run in figures and numbers: how it went, and what the model says of entries that it was not trained on."""
 
+import json
 from pathlib import Path
+from typing import cast
 
 import torch
 
 from gptf_gpytorch.data.entries import TensorEntries
 from gptf_gpytorch.errors import InputError
 from gptf_gpytorch.reporting import figures
-from gptf_gpytorch.serving.explain import relevance, scaled_factors
+from gptf_gpytorch.serving.explain import relevance, scaled_factors, shares
 from gptf_gpytorch.serving.metrics import evaluate
 from gptf_gpytorch.serving.predictions import predict
 from gptf_gpytorch.training.result import Result
-from gptf_gpytorch.training.saved import FittedModel
+from gptf_gpytorch.training.sampled_model import SampledModel
+from gptf_gpytorch.training.saved import FittedModel, PaperModel
 
 # Entries, and entities of a mode, that a figure is drawn from at most.
 _ENTRIES, _ENTITIES = 20_000, 5_000
@@ -19,6 +22,9 @@ _ENTRIES, _ENTITIES = 20_000, 5_000
 
 def scores(result: Result) -> dict[str, float]:
     """What ``gptf evaluate`` says of the entries that were held out of training; nothing if none were."""
+    if isinstance(result.fitted, SampledModel):  # its long run has seen them: the scores are those of the race
+        held_out = result.summary["held_out"] or {}
+        return {f"held_out_{name}": number for name, number in held_out.items() if number == number}
     if result.held_out is None:
         return {}
     found = evaluate(result.fitted, result.held_out)
@@ -35,6 +41,9 @@ def draw(result: Result, folder: Path) -> None:
     if steps:
         numbers, bounds = [step.iteration for step in steps], [step.bound for step in steps]
         figures.bound_curve(numbers, bounds, [step.held_out for step in steps], folder / "bound.png")
+    if isinstance(result.fitted, SampledModel):
+        figures.trace(result.fitted.history["trace"], folder / "trace.png")
+        (folder / "race.json").write_text(json.dumps(result.fitted.history["race"], indent=1) + "\n")
     draw_model(result.fitted, folder)
     if result.held_out is not None:
         draw_predictions(result.fitted, result.held_out, folder)
@@ -55,7 +64,11 @@ def draw_predictions(fitted: FittedModel, entries: TensorEntries, folder: Path) 
 
 
 def draw_model(fitted: FittedModel, folder: Path) -> None:
-    """Draw what a model has learned of its modes."""
+    """Draw what a model has learned: the shares of its parts, or its modes."""
+    if isinstance(fitted, SampledModel):
+        figures.relevance_bars(shares(fitted), folder / "shares.png", "Shares of the variance")
+        return
+    fitted = cast(PaperModel, fitted)
     try:
         figures.relevance_bars(relevance(fitted), folder / "relevance.png")
     except InputError:  # a kernel without lengthscales

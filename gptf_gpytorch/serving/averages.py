@@ -9,8 +9,7 @@ from torch import Tensor
 
 from gptf_gpytorch.distributed.threads import one_core_each, split
 from gptf_gpytorch.errors import ApproximationWarning
-from gptf_gpytorch.serving.predictions import latent
-from gptf_gpytorch.training.saved import FittedModel
+from gptf_gpytorch.training.saved import FittedModel, PaperModel
 from gptf_gpytorch.variational.prediction import Marginals
 from gptf_gpytorch.variational.stationary import StationaryPrior, recognise
 
@@ -31,12 +30,10 @@ def averaged(fitted: FittedModel, indices: Tensor, modes: Sequence[int]) -> Marg
 
     :param modes: the open ones; their columns of the indices are not looked at.
     """
-    prior = recognise(fitted.model, fitted.mll.strategy.inducing_points)
     with torch.no_grad(), one_core_each():
-        factors = fitted.model.factors
-        plain = not (factors.draws or factors.biases or factors.occurrences)
-        if prior is not None and not prior.slope_differs and plain:
-            parts = _threaded(_Product(fitted, prior, modes), indices)
+        product = _product(fitted, modes)
+        if product is not None:
+            parts = _threaded(product, indices)
         else:
             parts = [_mixed(fitted, part, modes) for part in indices.split(_CHUNK)]
     means, variances = zip(*parts, strict=True)
@@ -50,10 +47,19 @@ def average_probability(fitted: FittedModel, indices: Tensor, modes: Sequence[in
     return found
 
 
+def _product(fitted: FittedModel, modes: Sequence[int]) -> "_Product | None":
+    """The averages of a kernel that is a product over modes, at factors that are point estimates; None for other models."""
+    if not isinstance(fitted, PaperModel):
+        return None
+    prior, factors = recognise(fitted.model, fitted.mll.strategy.inducing_points), fitted.model.factors
+    plain = not (factors.draws or factors.biases or factors.occurrences)
+    return _Product(fitted, prior, modes) if prior is not None and not prior.slope_differs and plain else None
+
+
 class _Product:
     """RBF: with the kernel of the open modes averaged, an entry costs what a prediction costs."""
 
-    def __init__(self, fitted: FittedModel, prior: StationaryPrior, modes: Sequence[int]) -> None:
+    def __init__(self, fitted: PaperModel, prior: StationaryPrior, modes: Sequence[int]) -> None:
         strategy, factors = fitted.mll.strategy, fitted.model.factors
         strategy.ensure_fresh()
         closed = [mode for mode in range(len(fitted.shape)) if mode not in modes]
@@ -134,5 +140,5 @@ def _crossed(fitted: FittedModel, indices: Tensor, modes: Sequence[int]) -> Marg
         chosen = torch.stack([torch.randint(size, (most,), generator=generator) for size in sizes], dim=1)
     crossed = indices[:, None].repeat(1, len(chosen), 1)
     crossed[:, :, list(modes)] = chosen
-    f = latent(fitted, crossed.flatten(0, 1))
+    f = fitted.latent(crossed.flatten(0, 1))
     return Marginals(f.mean.view(-1, len(chosen)), f.variance.view(-1, len(chosen)))

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import replace
+from typing import cast
 
 import gpytorch
 import numpy as np
@@ -16,8 +17,10 @@ from gptf_gpytorch.data.vocabulary import Vocabulary
 from gptf_gpytorch.distributed.threads import split
 from gptf_gpytorch.errors import DataError, InputError
 from gptf_gpytorch.factors import level
+from gptf_gpytorch.serving.fold_in_samples import fold_in_samples
 from gptf_gpytorch.serving.lookup import check_modes
-from gptf_gpytorch.training.saved import FittedModel, build
+from gptf_gpytorch.training.sampled_model import SampledModel
+from gptf_gpytorch.training.saved import FittedModel, PaperModel, build
 from gptf_gpytorch.variational.prediction import DRAWS
 
 _CHUNK = 2**14
@@ -52,11 +55,14 @@ def fold_in(fitted: FittedModel, entries: TensorEntries) -> FittedModel:
     indices, vocabularies, shape = _extended(fitted, entries)
     if shape == fitted.shape:
         return fitted
-    fitted.mll.strategy.ensure_fresh()
     bad = (entries.values != 0) & (entries.values != 1)
     if fitted.binary and bool(bad.any()):
         row = int(bad.nonzero()[0])
         raise DataError(f"Labels must be 0 or 1. Got {float(entries.values[row]):g} at entry {row}.")
+    if isinstance(fitted, SampledModel):
+        return fold_in_samples(fitted, indices, entries, vocabularies, shape)
+    fitted = cast(PaperModel, fitted)
+    fitted.mll.strategy.ensure_fresh()
     job = _NewRows(fitted, indices, entries, shape)
     # One chunk, one core: operations this small would wait for each other's threads, 25 times as long on a busy machine.
     [rows] = split(lambda _: job.solve(), [indices], threaded=True)
@@ -103,7 +109,7 @@ def _extended(
 class _NewRows:
     """The objective over the new rows of all modes, and its maximum."""
 
-    def __init__(self, fitted: FittedModel, indices: Tensor, entries: TensorEntries, shape: Sequence[int]) -> None:
+    def __init__(self, fitted: PaperModel, indices: Tensor, entries: TensorEntries, shape: Sequence[int]) -> None:
         factors = fitted.model.factors
         # A row holds the factors and, if they have a posterior, the logs of their deviations; then a bias and the log of its.
         parts = _by_mode(factors.tables, len(factors))
@@ -256,12 +262,12 @@ def _by_mode(tables: tuple[Tensor, ...], modes: int) -> list[tuple[Tensor, ...]]
 
 
 def _with_rows(
-    fitted: FittedModel,
+    fitted: PaperModel,
     rows: Sequence[Tensor],
     levels: Sequence[Tensor],
     vocabularies: tuple[Vocabulary | None, ...],
     shape: tuple[int, ...],
-) -> FittedModel:
+) -> PaperModel:
     """A model of its own with the rows behind the known ones."""
     mll = build(fitted.config, shape, fitted.mll.num_data)
     state = fitted.mll.state_dict()

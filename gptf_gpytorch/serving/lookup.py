@@ -9,6 +9,7 @@ from torch import Tensor
 
 from gptf_gpytorch.data.entries import TensorEntries
 from gptf_gpytorch.errors import DataError, InputError
+from gptf_gpytorch.factors import check_indices
 from gptf_gpytorch.training.saved import FittedModel
 from gptf_gpytorch.wording import option
 
@@ -94,7 +95,7 @@ def _checked(fitted: FittedModel, indices: Any) -> Tensor:
         return found.new_empty((0, len(fitted.shape)), dtype=torch.int64)
     # The known rules, of which -1 is an exception.
     clamped = found if found.is_floating_point() or found.dtype == torch.bool else torch.where(found == -1, 0, found)
-    fitted.model.factors.check(clamped)
+    check_indices(clamped, fitted.shape)
     return found
 
 

@@ -49,7 +49,7 @@ def log_density(fitted: FittedModel, entries: TensorEntries, predictions: Predic
     """The log predictive density of each entry `[n]`, in the user's units; accurate in the tails."""
     y = fitted.scaling.scaled(entries.values)
     with torch.no_grad():
-        found = log_predictive(fitted.mll.likelihood, *predictions.latent, y) - math.log(fitted.scaling.spread)
+        found = log_predictive(fitted.likelihood, *predictions.latent, y) - math.log(fitted.scaling.spread)
     array: Array = found.numpy()
     return array
 

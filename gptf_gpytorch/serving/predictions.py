@@ -10,7 +10,7 @@ from gptf_gpytorch.data.entries import TensorEntries
 from gptf_gpytorch.errors import InputError
 from gptf_gpytorch.serving.lookup import indices_of
 from gptf_gpytorch.training.saved import FittedModel
-from gptf_gpytorch.variational.prediction import Marginals, marginals
+from gptf_gpytorch.variational.prediction import Marginals
 from gptf_gpytorch.wording import option
 
 
@@ -49,9 +49,9 @@ def predict(
     :math:`p = \Phi(m / \sqrt{1 + v})`, has standard deviation :math:`\sqrt{p (1 - p)}`, and the interval of the
     probability :math:`\Phi(f)` is :math:`[\Phi(m - z \sqrt v), \Phi(m + z \sqrt v)]`.
 
-    An entry with an entity that the model does not know (row -1, see ``unseen="prior"``) gets the prior of f: the value
-    of the mean function, and the variance of the kernel and of biases. That is f's marginal for factors of any value; what
-    is known of the entry's other entities is left out. To use it, fold the entity in:
+    An entry with an entity that the model does not know (row -1, see ``unseen="prior"``): the default method takes the prior
+    of that mode's rows, and keeps what is known of the entry's other entities. The paper's method has the prior of f: the value of
+    the mean function, and the variance of the kernel and of biases. To learn a new entity, fold it in:
     :func:`gptf_gpytorch.serving.fold_in.fold_in`.
 
     :param fitted: the model.
@@ -65,7 +65,7 @@ def predict(
         (torch.Size([3]), True)
 
     """
-    return predictions_of(fitted, latent(fitted, indices_of(fitted, entries), chunk_size), interval=interval)
+    return predictions_of(fitted, fitted.latent(indices_of(fitted, entries), chunk_size), interval=interval)
 
 
 def predictions_of(
@@ -84,25 +84,9 @@ def predictions_of(
             half = z * f.variance.sqrt()
             lower, upper = torch.special.ndtr(f.mean - half), torch.special.ndtr(f.mean + half)
             return Predictions(probability, std, lower, upper, probability, f)
-        scaling, noise = fitted.scaling, fitted.mll.likelihood.noise.squeeze()
+        scaling, noise = fitted.scaling, fitted.likelihood.noise.squeeze()
         mean, std = scaling.centre + scaling.spread * f.mean, scaling.spread * (f.variance + noise).sqrt()
         return Predictions(mean, std, mean - z * std, mean + z * std, None, f)
-
-
-def latent(fitted: FittedModel, indices: Tensor, chunk_size: int = 3000) -> Marginals:
-    """q(f) at indices `[n, K]`, in the units of training; the prior of f where an index is -1."""
-    known = (indices >= 0).all(dim=1)
-    if bool(known.all()):
-        q = marginals(fitted.model, indices, chunk_size=chunk_size)
-        return Marginals(q.mean, q.variance.clamp(min=0.0))
-    q = marginals(fitted.model, indices[known], chunk_size=chunk_size)
-    with torch.no_grad():
-        factors = fitted.model.factors
-        prior = fitted.model.forward(q.mean.new_zeros(1, factors.dim))
-        spread = prior.variance + sum(factors.bias_variances())
-        mean, variance = (moment.expand(len(indices)).clone() for moment in (prior.mean, spread))
-        mean[known], variance[known] = q.mean, q.variance.clamp(min=0.0)
-    return Marginals(mean, variance)
 
 
 def _quantile(interval: float) -> float:

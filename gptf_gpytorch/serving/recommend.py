@@ -12,7 +12,7 @@ from gptf_gpytorch.data.entries import TensorEntries
 from gptf_gpytorch.errors import ApproximationWarning, InputError
 from gptf_gpytorch.serving.averages import average_probability, averaged
 from gptf_gpytorch.serving.lookup import count_of, ids_of, indices_of, mode_of, row_of
-from gptf_gpytorch.serving.predictions import latent, predictions_of
+from gptf_gpytorch.serving.predictions import predictions_of
 from gptf_gpytorch.training.saved import FittedModel
 from gptf_gpytorch.variational.prediction import Marginals
 from gptf_gpytorch.wording import option
@@ -80,7 +80,7 @@ def recommend(
     indices[:, target] = candidates
     if not len(candidates):
         return []
-    f = averaged(fitted, indices, vague) if vague else latent(fitted, indices)
+    f = averaged(fitted, indices, vague) if vague else fitted.latent(indices)
     score, probability = _score(f, by), None
     if vague and fitted.binary:  # the average of a probability takes longer: for those alone that have a chance
         first = score.argsort(descending=True, stable=True)[: max(top, _SHORTLIST)].sort().values

@@ -14,6 +14,8 @@ from gptf_gpytorch.errors import InputError
 from gptf_gpytorch.kernels import FactorRBFKernel
 from gptf_gpytorch.wording import as_argument, option, spelled
 
+Method = Literal["sampled", "paper"]
+Effort = Literal["quick", "normal", "thorough"]
 Likelihood = Literal["gaussian", "probit"]
 OptimizerName = Literal["lbfgs", "gd", "adam"]
 KernelName = Literal["rbf", "matern12", "matern32", "matern52"]
@@ -24,7 +26,16 @@ MeanName = Literal["constant", "zero"]
 class TrainConfig:
     """A run.
 
+    :param method: ``sampled`` averages over samples of biases, pairs and products of factors, and of a Gaussian process, all chosen
+        by a race on entries held out; ``paper`` maximises the collapsed bound of the paper's Gaussian process.
     :param likelihood: ``gaussian`` for real values, ``probit`` for values in {0, 1}.
+    :param effort: how much work ``sampled`` counts: ``quick``, ``normal`` or ``thorough``.
+    :param pairs: factors of an entity for products of two modes (``sampled``; chosen by the race if it is not given).
+    :param products: factors of an entity for products of all modes (``sampled``; likewise).
+    :param counts: whether the model is told how often entities occur (``sampled``; likewise).
+    :param process: whether a Gaussian process takes part (``sampled``; likewise).
+    :param sweeps: of each chain of the long run (``sampled``; chosen by the rule if it is not given).
+    :param samples: kept of each chain (``sampled``; likewise).
     :param rank: factors of an entity: one number, or one for each mode.
     :param inducing: the number of inducing points, at most the number of entries.
     :param kernel: over the concatenated factors; each has a lengthscale for every factor.
@@ -71,7 +82,15 @@ class TrainConfig:
 
     """
 
+    method: Method = "sampled"
     likelihood: Likelihood = "gaussian"
+    effort: Effort = "normal"
+    pairs: int | None = None
+    products: int | None = None
+    counts: bool | None = None
+    process: bool | None = None
+    sweeps: int | None = None
+    samples: int | None = None
     rank: int | tuple[int, ...] = 3
     inducing: int = 200
     kernel: KernelName = "rbf"
@@ -125,12 +144,22 @@ class TrainConfig:
             if not right:
                 raise InputError(f"{option(name)} must be a number in [{least:g}, {most:g}]. Got {value!r}.")
             object.__setattr__(self, name, float(value))
-        for name in ("biases", "occurrences", "standardize"):
-            if not isinstance(getattr(self, name), bool):
+        for name, low in _OPTIONAL.items():
+            if getattr(self, name) is not None:
+                _whole(name, getattr(self, name), low, 1_000_000)
+        for name in ("biases", "occurrences", "standardize", "counts", "process"):
+            missing = name in ("counts", "process") and getattr(self, name) is None
+            if not missing and not isinstance(getattr(self, name), bool):
                 raise InputError(f"{option(name)} must be true or false. Got {getattr(self, name)!r}.")
 
     def check(self) -> None:
         """What options ask of each other, once all of them are there: a file's may need those of the command line."""
+        other = "paper" if self.method == "sampled" else "sampled"
+        for item in fields(self):
+            if item.name in _ONLY[other] and getattr(self, item.name) != item.default:
+                raise InputError(
+                    f"{option(item.name)} is an option of {option('method', other)}. Got it with {self.method!r}."
+                )
         for name in ("batch", "warmup"):
             if getattr(self, name) and not self.stochastic:
                 raise InputError(
@@ -209,11 +238,25 @@ class TrainConfig:
 # A run's description says how to train: not on what, where to, or who watches.
 _REST = "all else, as the output folder, is given beside them."
 CHOICES: dict[str, tuple[str, ...]] = {
+    "method": get_args(Method),
+    "effort": get_args(Effort),
     "likelihood": get_args(Likelihood),
     "optimizer": get_args(OptimizerName),
     "kernel": get_args(KernelName),
     "mean": get_args(MeanName),
 }
+#: The options that only one of the methods has.
+_ONLY: dict[str, frozenset[str]] = {
+    "sampled": frozenset({"effort", "pairs", "products", "counts", "process", "sweeps", "samples"}),
+    "paper": frozenset(
+        {
+            *("rank", "inducing", "kernel", "mean", "draws", "biases", "occurrences", "optimizer", "batch", "forget"),
+            *("start_steps", "max_iterations", "learning_rate", "warmup", "tolerance", "gradient_tolerance"),
+            *("max_seconds", "patience", "restarts", "scale", "chunk_size"),
+        }
+    ),
+}
+_OPTIONAL = {"pairs": 0, "products": 0, "sweeps": 3, "samples": 1}
 _WHOLE = {
     "inducing": 1,
     "draws": 0,

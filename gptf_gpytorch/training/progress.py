@@ -9,6 +9,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 from rich.table import Column
 
 from gptf_gpytorch.tracking.tracker import Tracker
+from gptf_gpytorch.training.sampled_model import SampledModel
 
 
 class ProgressPrinter(Tracker):
@@ -29,13 +30,11 @@ class ProgressPrinter(Tracker):
 
     def start(self, run: Mapping[str, Any]) -> None:
         """Say what is trained, and open the bar."""
-        config, workers = run["config"], run["workers"]
+        workers = run["workers"]
         modes = " x ".join(f"{size} {name}" for name, size in run["modes"].items())
         held = f", {run['held_out']:,} held out" if run["held_out"] else ""
         self.console.print(
-            f"{run['entries']:,} entries of {modes}{held}; {config['likelihood']}, rank {_rank(config['rank'])}, "
-            f"{run['inducing']} inducing points, {config['optimizer']}"
-            f"{f', {workers} workers' if workers > 1 else ''}",
+            f"{run['entries']:,} entries of {modes}{held}; {run['text']}{f', {workers} workers' if workers > 1 else ''}",
             markup=False,
         )
         if self.console.is_terminal:
@@ -49,7 +48,7 @@ class ProgressPrinter(Tracker):
                 console=self.console,
                 expand=True,
             )
-            self._task = self._bar.add_task("train", total=config["max_iterations"], numbers="")
+            self._task = self._bar.add_task("train", total=run["steps"], numbers="")
             self._bar.start()
 
     def step(self, record: Mapping[str, Any]) -> None:
@@ -68,14 +67,16 @@ class ProgressPrinter(Tracker):
         self.console.print(text, markup=False)
 
     def finish(self, result: Any) -> None:
-        """Close the bar and say why it ended."""
+        """Close the bar, and say why it ended and what the model is worth."""
         self._close()
         summary = result.summary
+        bound = f"; bound {summary['bound']:.6g} an entry" if "bound" in summary else ""
         self.console.print(
-            f"done after {summary['steps']} steps and {summary['seconds']:.1f} s: {summary['reason']}; "
-            f"bound {summary['bound']:.6g} an entry",
-            markup=False,
+            f"done after {summary['steps']} steps and {summary['seconds']:.1f} s: {summary['reason']}{bound}", markup=False
         )
+        if isinstance(result.fitted, SampledModel):
+            for line in worth(result.fitted):
+                self.console.print(line, markup=False)
 
     def fail(self, reason: str) -> None:
         """Close the bar."""
@@ -87,11 +88,24 @@ class ProgressPrinter(Tracker):
             self._bar = None
 
 
-def _rank(rank: Any) -> str:
-    return ",".join(str(r) for r in rank) if isinstance(rank, list | tuple) else str(rank)
+def worth(fitted: SampledModel) -> list[str]:
+    """The scores of held-out entries as lines of a table: this model's, trivial ones, and those of the runners."""
+    rows = fitted.history["race"]
+    if not rows:
+        return []
+    measures = [name for name in rows[0] if name not in ("name", "weight")]
+    width = max(len(row["name"]) for row in rows)
+    lines = [f"{'held-out entries':<{width}}  weight  " + "  ".join(f"{name:>17}" for name in measures)]
+    for row in rows:
+        weight = "" if row["weight"] is None else f"{row['weight']:.2f}"
+        numbers = "  ".join(f"{row[name]:>17.4f}" for name in measures)
+        lines.append(f"{row['name']:<{width}}  {weight:>6}  {numbers}")
+    return lines
 
 
 def _numbers(record: Mapping[str, Any], *, brief: bool = False) -> str:
+    if "stage" in record:
+        return f"{record['stage']} {record['chain']}/{record['of']}  noise {record['noise']:.4g}"
     if brief:
         held_out = "" if record["held_out"] is None else f" held out {record['held_out']:.3g}"
         return f"bound {record['bound']:.4g}{held_out}"

@@ -5,8 +5,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from gptf_gpytorch.data.entries import TensorEntries
+from gptf_gpytorch.errors import InputError
 from gptf_gpytorch.training.history import History
-from gptf_gpytorch.training.saved import FittedModel
+from gptf_gpytorch.training.sampled_model import SampledModel
+from gptf_gpytorch.training.saved import FittedModel, PaperModel
 
 
 @dataclass(frozen=True)
@@ -23,27 +25,37 @@ class Result:
 
     @property
     def model(self) -> Any:
-        """The model, with q(v) up to date, in evaluation mode."""
-        return self.fitted.model
+        """The GPyTorch model of the paper's method, with q(v) up to date, in evaluation mode."""
+        return self._paper.model
 
     @property
     def likelihood(self) -> Any:
         """The likelihood."""
-        return self.fitted.mll.likelihood
+        return self.fitted.likelihood
 
     @property
     def bound(self) -> float:
-        """The bound of an entry at the state that was kept."""
-        return self.summary["bound"]  # type: ignore[no-any-return]
+        """The bound of an entry at the state that was kept, of the paper's method."""
+        mll = self._paper.mll
+        return float(sum(mll.terms.values())) / mll.num_data
+
+    @property
+    def _paper(self) -> PaperModel:
+        if not isinstance(self.fitted, PaperModel):
+            raise InputError("A GPyTorch model and its bound are those of method='paper'. Got a model that was sampled.")
+        return self.fitted
 
     @property
     def summary(self) -> dict[str, Any]:
-        """The final numbers; the bound and the likelihood of the held-out entries are those of the state that was kept."""
-        kept = self.history.kept
+        """The final numbers; the bound and the scores of the held-out entries are those of the state that was kept."""
+        common = {"seconds": self.seconds, "reason": self.reason}
+        if isinstance(self.fitted, SampledModel):
+            found = self.fitted.history["summary"]
+            return {"steps": found["sweeps"], **common, "held_out": found["held_out"]}
+        kept, steps = self.history.kept, self.history.steps
         return {
-            "bound": float(sum(self.fitted.mll.terms.values())) / self.fitted.mll.num_data,
-            "steps": self.history.steps[-1].iteration if self.history.steps else 0,
-            "seconds": self.seconds,
-            "reason": self.reason,
+            "bound": self.bound,
+            "steps": steps[-1].iteration if steps else 0,
+            **common,
             "held_out": None if kept is None else kept.held_out,
         }

@@ -1,0 +1,186 @@
+"""The rule of the default method, in words and numbers. ``experiments/studies/recipe.py`` is the study that chose it.
+
+A fit is a race and a long run.
+
+1. A tenth of the entries is held out, at least 300 (or a fifth, if that is less) and at most 5,000.
+2. **The race**: each runner of the table below is a short chain on the other entries. Its predictions of the held-out entries are
+   averages over its samples.
+3. **The weights**: the convex combination of all runners that predicts the held-out entries best (log loss of labels, squared
+   error of values). Runners of different kinds and ranks err differently, and the combination is better than the best one.
+4. **The long run**: the runners with the largest weights run again, with more sweeps, on *all* entries. Predictions are the
+   weighted averages over their samples.
+
+Effort scales the counted work: sweeps, and the number of runners in the long run.
+
+| effort | race: burn-in, samples from | long run: burn-in, samples from | runners kept at most |
+|---|---|---|---|
+| quick | 12, 12 sweeps | 20, 30 sweeps | 4 |
+| normal | 30, 40 | 60, 90 | 8 |
+| thorough | 60, 80 | 200, 300 | 13 |
+
+Where a sweep is expensive (many entries, many entities), runners whose race would cost more than a tenth of the whole race's budget
+are left out, and the sweeps of the others are cut to fit, though never below 10 + 10. The cost of a sweep is counted as
+K N D^2 / 2 + A D^3 / 2 + 50 K N multiplications (D columns, A entities that occur); the budget is that of 400,000 million for
+``normal``, a tenth of it for ``quick`` and five times as much for ``thorough``.
+
+Samples are kept in single precision, thinned to at most 40 a runner, fewer where all of them would take more than 40 MB.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Literal, get_args
+
+from gptf_gpytorch.multilinear.priors import PriorName
+from gptf_gpytorch.multilinear.state import Ranks
+
+EffortName = Literal["quick", "normal", "thorough"]
+EFFORTS: tuple[EffortName, ...] = get_args(EffortName)
+
+
+@dataclass(frozen=True)
+class Runner:
+    """What a chain is made of.
+
+    :param pairs: factors for products of two modes (F).
+    :param products: factors for products of all modes (R).
+    :param prior: of the rows of a mode.
+    :param counts: whether log counts of entities are covariates.
+    :param process: whether g takes part, told of the counts.
+    """
+
+    pairs: int
+    products: int
+    prior: PriorName = "independent"
+    counts: bool = False
+    process: bool = False
+
+    @property
+    def ranks(self) -> Ranks:
+        """The columns of a row."""
+        return Ranks(self.pairs, self.products)
+
+    def __str__(self) -> str:
+        parts = ["biases"]
+        parts += [f"pairs {self.pairs}"] if self.pairs else []
+        parts += [f"products {self.products}"] if self.products else []
+        parts += ["counts"] if self.counts else []
+        parts += ["Gaussian process"] if self.process else []
+        return " + ".join(parts) + (", full prior" if self.prior == "full" else "")
+
+
+#: In the order of their cost; the first is the additive model.
+RUNNERS: tuple[Runner, ...] = (
+    Runner(0, 0),
+    Runner(0, 0, counts=True),
+    Runner(0, 0, counts=True, process=True),
+    Runner(3, 3, counts=True),
+    Runner(8, 0, counts=True),
+    Runner(0, 8, prior="full"),
+    Runner(8, 8),
+    Runner(8, 8, prior="full", counts=True),
+    Runner(8, 16, counts=True),
+    Runner(8, 16, prior="full"),
+    Runner(0, 16, prior="full"),
+    Runner(8, 32),
+    Runner(0, 32, prior="full"),
+)
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """How long a chain is.
+
+    :param burn_in: sweeps before the first sample.
+    :param sweeps: in all.
+    """
+
+    burn_in: int
+    sweeps: int
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a fit will do."""
+
+    runners: tuple[Runner, ...]
+    race: tuple[Schedule, ...]  # one a runner
+    long: tuple[Schedule, ...]
+    most: int  # runners of the long run
+    samples: int  # kept of each
+    points: int  # inducing points of g
+
+
+_RACE = {"quick": Schedule(12, 24), "normal": Schedule(30, 70), "thorough": Schedule(60, 140)}
+_LONG = {"quick": Schedule(20, 50), "normal": Schedule(60, 150), "thorough": Schedule(200, 500)}
+_MOST = {"quick": 4, "normal": 8, "thorough": len(RUNNERS)}
+_BUDGET = {"quick": 4e10, "normal": 4e11, "thorough": 2e12}
+_LEAST = Schedule(10, 20)
+_SAMPLES, _BYTES = 40, 40e6
+_POINTS = 50
+
+
+def held_out_count(entries: int) -> int:
+    """How many entries are held out for the race."""
+    return min(5000, max(entries // 10, min(300, entries // 5)))
+
+
+def plan(
+    effort: EffortName,
+    entries: int,
+    entities: int,
+    modes: int,
+    *,
+    pairs: int | None = None,
+    products: int | None = None,
+    counts: bool | None = None,
+    process: bool | None = None,
+    sweeps: int | None = None,
+    samples: int | None = None,
+) -> Plan:
+    """What a fit will do with so many entries, entities that occur in them, and modes.
+
+    The other arguments are set by hand: they replace what the runners have. Equal runners race once.
+    """
+    runners = []
+    for runner in RUNNERS:
+        if modes == 2:  # a product of both modes is a pair
+            runner = replace(runner, pairs=runner.pairs or runner.products, products=0)
+        runner = replace(
+            runner,
+            pairs=runner.pairs if pairs is None else pairs,
+            products=runner.products if products is None else products,
+            counts=runner.counts if counts is None else counts,
+            process=runner.process if process is None else process,
+        )
+        if runner not in runners:
+            runners.append(runner)
+    race_budget = 0.3 * _BUDGET[effort]
+    costs = [_cost(runner, entries, entities, modes) for runner in runners]
+    affordable = [
+        (runner, cost)
+        for place, (runner, cost) in enumerate(zip(runners, costs, strict=True))
+        if place == 0 or cost * _LEAST.sweeps <= race_budget / 4
+    ]
+    runners, costs = [runner for runner, _ in affordable], [cost for _, cost in affordable]
+    race = tuple(_fitting(_RACE[effort], cost, race_budget / len(runners)) for cost in costs)
+    most = min(_MOST[effort], len(runners))
+    if sweeps is None:
+        long = tuple(_fitting(_LONG[effort], cost, 0.7 * _BUDGET[effort] / most) for cost in costs)
+    else:
+        long = (Schedule(sweeps // 3, sweeps),) * len(runners)
+    columns = sum(sorted((runner.ranks.columns for runner in runners), reverse=True)[:most])
+    kept = max(5, min(_SAMPLES, int(_BYTES / (4 * entities * columns)))) if samples is None else samples
+    return Plan(tuple(runners), race, long, most, kept, min(_POINTS, entries))
+
+
+def _cost(runner: Runner, entries: int, entities: int, modes: int) -> float:
+    """Multiplications of a sweep, about."""
+    D = runner.ranks.columns
+    return modes * entries * (D * D / 2 + 50 + _POINTS * runner.process) + entities * D**3 / 2
+
+
+def _fitting(wanted: Schedule, cost: float, budget: float) -> Schedule:
+    """The schedule, shortened to its budget."""
+    share = min(1.0, budget / (cost * wanted.sweeps))
+    burn_in = max(_LEAST.burn_in, int(share * wanted.burn_in))
+    rest = max(_LEAST.sweeps - _LEAST.burn_in, int(share * (wanted.sweeps - wanted.burn_in)))
+    return Schedule(burn_in, burn_in + rest)
