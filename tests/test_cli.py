@@ -27,7 +27,7 @@ from gptf_gpytorch.serving import averages
 from gptf_gpytorch.wording import as_flag
 
 GPTF = [str(Path(sys.executable).with_name("gptf"))]
-QUICK = ["--rank", "2", "--inducing", "20", "--max-iterations", "15", "--validation", "0"]
+QUICK = ["--method", "paper", "--rank", "2", "--inducing", "20", "--max-iterations", "15", "--validation", "0"]
 
 
 class Bomb:
@@ -190,7 +190,9 @@ def test_balance_may_stand_before_the_file(data: Path) -> None:
 
 
 def test_a_configuration_file_is_overridden_by_flags(data: Path, tmp_path: Path) -> None:
-    (tmp_path / "run.toml").write_text('rank = 2\ninducing = 20\nmax_iterations = 3\nkernel = "matern52"\n')
+    (tmp_path / "run.toml").write_text(
+        'method = "paper"\nrank = 2\ninducing = 20\nmax_iterations = 3\nkernel = "matern52"\n'
+    )
     command = ["train", data / "ratings.csv", "--config", tmp_path / "run.toml", "--rank", "1,2,1"]
     gptf(*command, "--output", tmp_path / "run", "--quiet")
     found = json.loads(gptf("inspect", tmp_path / "run", "--json").stdout)
@@ -244,7 +246,7 @@ def test_explain_and_inspect(runs: Path) -> None:
     [
         (["train", "{data}/none.csv"], 1, "must exist"),
         (["train", "{data}/ratings.csv", "--rank", "x"], 2, "one number, or one for each mode"),
-        (["train", "{data}/ratings.csv", "--rank", "2,2"], 1, "rank"),
+        (["train", "{data}/ratings.csv", "--method", "paper", "--rank", "2,2"], 1, "rank"),
         (["train", "{data}/ratings.csv", "--inducing", "0"], 2, "inducing must be a whole number from 1 on. Got 0"),
         (["train", "{data}/ratings.csv", "--likelihood", "probit"], 1, "0 or 1"),
         (["train", "{data}/ratings.csv", "--value", "rating"], 1, "rating"),
@@ -288,7 +290,7 @@ def test_explain_and_inspect(runs: Path) -> None:
         (["train", "{data}/twice.csv"], 1, "or --duplicates must say"),
         (["train", "{data}/floats.csv"], 1, "--ids string takes the text as it is, --modes leaves a column out"),
         (
-            ["train", "{data}/ratings.csv", "--rank", "2,2"],
+            ["train", "{data}/ratings.csv", "--method", "paper", "--rank", "2,2"],
             1,
             "--rank must be one number, or one for each of the 3 modes",
         ),
@@ -361,8 +363,7 @@ def test_in_a_pipe_progress_is_plain_lines_and_quiet_is_silent(data: Path) -> No
 def test_on_a_terminal_there_is_a_bar_with_the_time_left(data: Path) -> None:
     terminal, other = pty.openpty()
     environment = {**os.environ, "TERM": "xterm-256color", "COLUMNS": "140"}
-    command = [*GPTF, "train", str(data / "ratings.csv"), "--rank", "2", "--inducing", "20", "--max-iterations", "40"]
-    command += ["--validation", "0"]
+    command = [*GPTF, "train", str(data / "ratings.csv"), *QUICK, "--max-iterations", "40"]
     process = subprocess.Popen(command, stdin=other, stdout=other, stderr=other, env=environment, close_fds=True)
     os.close(other)
     shown = b""
@@ -384,7 +385,7 @@ def test_on_a_terminal_there_is_a_bar_with_the_time_left(data: Path) -> None:
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_stopped_and_resumed_a_run_ends_at_the_same_bits(data: Path, tmp_path: Path, number: int, code: int) -> None:
-    flags = ["--rank", "2", "--inducing", "30", "--tolerance", "0", "--validation", "0", "--checkpoint-seconds", "1000"]
+    flags = [*QUICK, "--inducing", "30", "--tolerance", "0", "--checkpoint-seconds", "1000"]
     # So many steps that the signal comes before the last one.
     command = ["train", str(data / "clicks.csv"), "--likelihood", "probit", *flags, "--max-iterations", "150"]
     gptf(*command, "--quiet", "--output", tmp_path / "whole")

@@ -288,11 +288,11 @@ def _as_good(comparison: Mapping[str, float]) -> bool:
 
 
 def _target(share: float, tensors: Mapping[str, Any], reached: Callable[[Any], bool]) -> dict[str, Any]:
-    """How many tensors reach a target, of those that can be judged."""
+    """How many tensors reach a target, of those that can be judged; it holds, or not, where there are any."""
     judged = {data: reached(found) for data, found in tensors.items() if found is not None}
     count = sum(judged.values())
     return {
-        "holds": bool(judged) and count >= share * len(judged),
+        "holds": count >= share * len(judged) if judged else None,
         "count": count,
         "of": len(judged),
         "needed": share,

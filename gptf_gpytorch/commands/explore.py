@@ -14,8 +14,7 @@ from gptf_gpytorch.serving.explain import neighbours, relevance, shares
 from gptf_gpytorch.serving.reading import read_indices
 from gptf_gpytorch.serving.recommend import By, open_modes
 from gptf_gpytorch.serving.recommend import recommend as rank_candidates
-from gptf_gpytorch.training.sampled_model import SampledModel
-from gptf_gpytorch.training.saved import FittedModel, PaperModel
+from gptf_gpytorch.training.saved import FittedModel, PaperModel, SampledModel
 
 
 @click.command()

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import Field, fields
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, get_args, get_type_hints
 
 import click
 
@@ -133,22 +133,32 @@ def _flag(field: Field[Any], text: str) -> tuple[str, dict[str, Any]]:
     """The name of a field's option, and its settings."""
     flag, shown = f"--{field.name.replace('_', '-')}", shown_default(field.default)
     settings: dict[str, Any] = {"default": None, "help": f"{text}  [default: {shown}]"}
-    choices = configuration.CHOICES.get(field.name)
+    choices, kind = configuration.CHOICES.get(field.name), _kind(field)
     if field.name == "rank":
         settings |= {"callback": _rank, "metavar": "R or R,R,..."}
     elif field.name == "balance":
         settings |= {"type": float, "metavar": "[RATIO]", "help": f"{text}  [default: {shown}; alone: 1]"}
-    elif isinstance(field.default, bool):
+    elif kind is bool:
         flag = f"{flag}/--no-{field.name}"
     elif choices is not None:
         settings["type"] = click.Choice(choices)
     else:
-        settings["type"] = type(field.default)
+        settings["type"] = kind
     return flag, settings
+
+
+def _kind(field: Field[Any]) -> type:
+    """Of a field's values; ``int`` of one that is an ``int | None``."""
+    if field.default is not None:
+        return type(field.default)
+    kind: type = get_args(get_type_hints(TrainConfig)[field.name])[0]
+    return kind
 
 
 def shown_default(default: Any) -> str:
     """A default, for people."""
+    if default is None:
+        return "chosen"
     return "none" if default == float("inf") else str(default).lower() if isinstance(default, bool) else str(default)
 
 

@@ -20,7 +20,7 @@ from gptf_gpytorch.training.checkpoints import Checkpoints
 from gptf_gpytorch.training.config import TrainConfig
 from gptf_gpytorch.training.fit import fit
 from gptf_gpytorch.training.progress import ProgressPrinter
-from gptf_gpytorch.training.saved import KIND, FittedModel
+from gptf_gpytorch.training.saved import KIND, FittedModel, PaperModel
 
 _SWEPT = ("rank", "inducing", "kernel")
 
@@ -52,7 +52,7 @@ def sweep(
     The runs are compared by how likely the entries are that all of them hold out of training. One that has finished is not
     done again, one that was stopped goes on. In MLflow they are nested under one run, which holds the table.
 
-    Example: gptf sweep clicks.csv --rank 3 --rank 5 --inducing 50 --inducing 100 --output runs/sweep
+    Example: gptf sweep clicks.csv --method paper --rank 3 --rank 5 --inducing 50 --inducing 100 --output runs/sweep
     """
     if tracking.register:
         raise click.UsageError("--register is for one model, which gptf train makes. Got it for a sweep.")
@@ -101,6 +101,10 @@ def _configs(file: Path | None, flags: dict[str, Any]) -> list[TrainConfig]:
         found = [replace(base, **dict(zip(_SWEPT, chosen, strict=True))) for chosen in itertools.product(*values)]
     except InputError as error:
         raise click.UsageError(str(error)) from error
+    if base.method != "paper":
+        raise click.UsageError(
+            f"--rank, --inducing and --kernel are options of --method paper: a sweep needs it. Got {base.method!r}."
+        )
     if not base.validation:
         raise click.UsageError("Runs are compared by entries held out: --validation must be above 0. Got 0.")
     return found
@@ -121,7 +125,7 @@ def _fitted(
 
 def _numbers(fitted: FittedModel) -> dict[str, float]:
     """What came of a run: the state that was kept, and how long it took."""
-    history = fitted.history
+    history = fitted.history if isinstance(fitted, PaperModel) else None
     kept = None if history is None else history.kept
     if history is None or kept is None or kept.held_out is None:
         raise InputError("A sweep compares runs that held entries out. Got one that did not.")

@@ -65,7 +65,7 @@ def train(
 
     DATA is a csv, tsv or tns file (gzipped or not), parquet (a file or a folder), or saved entries.
 
-    Example: gptf train clicks.csv --likelihood probit --rank 5 --balance --output runs/clicks
+    Example: gptf train clicks.csv --likelihood probit --balance --output runs/clicks
     """
     changes = {name: flag for name, flag in flags.items() if flag is not None}
     if resume and output is None:

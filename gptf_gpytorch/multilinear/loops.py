@@ -10,7 +10,7 @@ _FLAGS = {"nsz", "reassoc", "contract"}
 
 @numba.njit(nogil=True, cache=True, fastmath=_FLAGS, inline="always")
 def _slope(rows: Any, table: Any, skip: Any, pairs: Any, h: Any) -> None:  # pragma: no cover
-    """h `[D]`: the derivative of f with respect to the row of mode ``skip``."""
+    """The slopes h `[D]`: the derivative of f with respect to the row of mode ``skip``."""
     columns = table.shape[1]
     h[0] = 1.0
     for c in range(1, 1 + pairs):

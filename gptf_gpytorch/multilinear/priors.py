@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 
 PriorName = Literal["full", "independent"]
+#: Shape and rate of the gamma prior of a precision: of a column of rows, and of the noise.
+SHAPE, RATE = 0.5, 0.5
 
 
 def draw_full(rows: Tensor, generator: np.random.Generator) -> tuple[Tensor, Tensor]:
@@ -35,7 +37,7 @@ def draw_independent(rows: Tensor, old_mean: Tensor, generator: np.random.Genera
     """A normal mean and a gamma precision for each column: mean `[D]` and diagonal precision `[D, D]` of rows `[a, D]`."""
     count, D = rows.shape
     squares = (rows - old_mean).square().sum(0) + old_mean.square()
-    precision = torch.from_numpy(generator.standard_gamma((1.0 + count + 1.0) / 2.0, D)) / ((1.0 + squares) / 2.0)
+    precision = torch.from_numpy(generator.standard_gamma(SHAPE + (count + 1.0) / 2.0, D)) / (RATE + squares / 2.0)
     noise = torch.from_numpy(generator.standard_normal(D))
     mean = rows.sum(0) / (count + 1.0) + noise / ((count + 1.0) * precision).sqrt()
     return mean, torch.diag(precision)

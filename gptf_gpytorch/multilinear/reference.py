@@ -15,7 +15,7 @@ _CHUNK = 20_000
 
 
 def slopes(rows: Tensor, table: Tensor, mode: int, pairs: int) -> Tensor:
-    """h `[n, D]` of entries with stacked rows `[n, K]`: the derivative of f with respect to the row of a mode."""
+    """The slopes h `[n, D]` of entries with stacked rows `[n, K]`: the derivative of f with respect to the row of a mode."""
     others = [table[column.long()] for place, column in enumerate(rows.T) if place != mode]
     factors = torch.stack(others)  # [K - 1, n, D]
     h = torch.ones_like(factors[0])
@@ -54,7 +54,8 @@ def draw(S: Tensor, t: Tensor, beta: float, T: Tensor, m: Tensor, noise: Tensor,
     if bool(info.any()):
         raise failed(int(info.nonzero()[0]))
     x = torch.linalg.solve_triangular(L, b[:, :, None], upper=False) + noise[:, :, None]
-    return torch.linalg.solve_triangular(L.mT, x, upper=True)[:, :, 0]
+    rows: Tensor = torch.linalg.solve_triangular(L.mT, x, upper=True)[:, :, 0]
+    return rows
 
 
 def shift(grouped: Grouped, table: Tensor, mode: int, pairs: int, change: Tensor, residual: Tensor) -> None:

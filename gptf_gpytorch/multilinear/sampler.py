@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -9,7 +10,7 @@ from torch import Tensor
 
 from gptf_gpytorch.distributed import slots
 from gptf_gpytorch.distributed.communicator import Communicator, SingleProcess
-from gptf_gpytorch.distributed.threads import split
+from gptf_gpytorch.distributed.threads import one_core_each, split
 from gptf_gpytorch.errors import NumericalError
 from gptf_gpytorch.multilinear import labels, priors, reference
 from gptf_gpytorch.multilinear.layout import Entities, Grouped
@@ -21,6 +22,8 @@ except ImportError:  # the extra `fast` is not installed
     loops = None  # type: ignore[assignment]
 
 _NOTHING = np.empty(0)
+#: Precision of the prior of the mean c.
+FLAT = 1e-6
 
 
 @dataclass(frozen=True)
@@ -65,7 +68,7 @@ class Sampler:
         self.communicator = SingleProcess() if communicator is None else communicator
         self.compiled = loops is not None if compiled is None else compiled
         offsets = data.entities.offsets
-        self.modes = [slice(first, end) for first, end in zip(offsets, offsets[1:], strict=False)]
+        self.modes = [slice(first, end) for first, end in pairwise(offsets)]
         self.grouped = [Grouped.by_mode(data.rows, mode, at.start, at.stop) for mode, at in enumerate(self.modes)]
         ones = data.values.new_ones(len(data.values), 1)
         self.design = torch.cat([ones, data.covariates], dim=1)  # [n, 1 + T]
@@ -96,19 +99,28 @@ class Sampler:
         self.features, self.features_gram = features, self.communicator.sum(features.T @ weighed)
 
     def values(self, state: State) -> Tensor:
-        """f `[n]` of this worker's entries."""
+        """The values f `[n]` of this worker's entries."""
         f = self.design @ state.coefficients
         f += multilinear(self.data.rows, state.rows, self.ranks.pairs, self.compiled)
         return f if self.features is None else f + self.features @ state.process
 
     def sweep(self, state: State, number: int) -> None:
         """Draw everything anew, in place. The random numbers depend on the seed and the number of the sweep alone."""
+        with one_core_each():  # most operations are too small to be worth splitting
+            self._sweep(state, number)
+
+    def _sweep(self, state: State, number: int) -> None:
         data, generator = self.data, np.random.default_rng([self.seed, number])
         f = self.values(state)
         z = data.values
         if data.binary:
             uniform = torch.from_numpy(generator.random(data.total))[data.first : data.first + len(f)]
-            z = labels.latent_values(2.0 * data.values - 1.0, f, uniform)
+            sides = 2.0 * data.values - 1.0
+            z = (
+                labels.latent_values(sides, f, uniform)
+                if data.weights is None
+                else labels.mean_latent_values(sides, f, uniform, data.weights)
+            )
         residual = z - f
         self._draw_noise_and_coefficients(state, residual, generator)
         self._draw_process(state, residual, generator)
@@ -116,7 +128,8 @@ class Sampler:
             self._draw_rows(state, mode, residual, generator)
         if not state.finite():
             raise NumericalError(
-                f"A sweep must draw numbers. Got NaN or infinity in sweep {number}: standardise the values, or take smaller ranks."
+                f"A sweep must draw numbers. Got NaN or infinity in sweep {number}: "
+                "standardise the values, or take smaller ranks."
             )
 
     def _draw_noise_and_coefficients(self, state: State, residual: Tensor, generator: np.random.Generator) -> None:
@@ -127,27 +140,25 @@ class Sampler:
         slots.check(summed[len(sums) :].view_as(said))
         squares, projected = summed[0], summed[1 : len(sums)]
         if not self.data.binary:
-            shape = (1.0 + self.count) / 2.0
-            state.noise_precision = generator.standard_gamma(shape) / ((1.0 + squares) / 2.0)
+            shape = priors.SHAPE + self.count / 2.0
+            state.noise_precision = generator.standard_gamma(shape) / (priors.RATE + squares / 2.0)
         noise = torch.from_numpy(generator.standard_normal(len(projected)))
         # N(0, 1) on the coefficients of standardised covariates; next to flat on c.
         prior = torch.ones_like(projected)
-        prior[0] = 1e-6
+        prior[0] = FLAT
         new = _draw_linear(self.gram, projected, float(state.noise_precision), prior, noise, state.coefficients)
         residual -= self.design @ (new - state.coefficients)
         state.coefficients = new
 
     def _draw_process(self, state: State, residual: Tensor, generator: np.random.Generator) -> None:
-        """u given all else: the statistics of Theorem 1 at fixed inputs, with z - rest for the values."""
+        """The values u given all else: the statistics of Theorem 1 at fixed inputs, with z - rest for the values."""
         if self.features is None:
             return
         weighed = residual if self.data.weights is None else self.data.weights * residual
         projected = self.communicator.sum(self.features.T @ weighed)
         noise = torch.from_numpy(generator.standard_normal(len(projected)))
         prior = torch.ones_like(projected)
-        new = _draw_linear(
-            self.features_gram, projected, float(state.noise_precision), prior, noise, state.process
-        )
+        new = _draw_linear(self.features_gram, projected, float(state.noise_precision), prior, noise, state.process)
         residual -= self.features @ (new - state.process)
         state.process = new
 
@@ -164,13 +175,11 @@ class Sampler:
         if self.compiled:
             new = torch.empty_like(old)
             arrays = [part.numpy() for part in (S, t, T, T @ m, noise, old, new)]
-            s, u, precision, weighed, eps, before, after = arrays
+            s, u, precisions, weighed, eps, before, after = arrays
 
             def job(chunks: Sequence[range]) -> int:
-                return max(
-                    loops.draw(chunk.start, chunk.stop, s, u, beta, precision, weighed, eps, before, after)
-                    for chunk in chunks
-                )
+                first, end = _span(chunks)
+                return int(loops.draw(first, end, s, u, beta, precisions, weighed, eps, before, after))
 
             worst = max(split(job, self.grouped[mode].chunks, True))
             if worst >= 0:
@@ -196,8 +205,7 @@ class Sampler:
         o = _NOTHING if weights is None else weights.numpy()
 
         def job(chunks: Sequence[range]) -> None:
-            for chunk in chunks:
-                loops.statistics(order, starts, rows, chunk.start, chunk.stop, table, mode, pairs, o, e, s, u)
+            loops.statistics(order, starts, rows, *_span(chunks), table, mode, pairs, o, e, s, u)
 
         list(split(job, grouped.chunks, True))
         return S, t
@@ -211,8 +219,7 @@ class Sampler:
         table, delta, e = (part.numpy() for part in (state.rows, change, residual))
 
         def job(chunks: Sequence[range]) -> None:
-            for chunk in chunks:
-                loops.shift(order, starts, rows, chunk.start, chunk.stop, table, mode, pairs, delta, e)
+            loops.shift(order, starts, rows, *_span(chunks), table, mode, pairs, delta, e)
 
         list(split(job, grouped.chunks, True))
 
@@ -227,7 +234,8 @@ def _draw_linear(gram: Tensor, projected: Tensor, beta: float, prior: Tensor, no
         )
     b = beta * (projected + gram @ old)
     x = torch.linalg.solve_triangular(L, b[:, None], upper=False) + noise[:, None]
-    return torch.linalg.solve_triangular(L.T, x, upper=True)[:, 0]
+    new: Tensor = torch.linalg.solve_triangular(L.T, x, upper=True)[:, 0]
+    return new
 
 
 def multilinear(rows: Tensor, table: Tensor, pairs: int, compiled: bool | None = None) -> Tensor:
@@ -240,8 +248,12 @@ def multilinear(rows: Tensor, table: Tensor, pairs: int, compiled: bool | None =
     parts = [range(start, min(start + size, len(rows))) for start in range(0, len(rows), size)]
 
     def job(chunks: Sequence[range]) -> None:
-        for chunk in chunks:
-            loops.values(cells, chunk.start, chunk.stop, numbers, pairs, out)
+        loops.values(cells, *_span(chunks), numbers, pairs, out)
 
     list(split(job, parts, True))
     return f
+
+
+def _span(chunks: Sequence[range]) -> tuple[int, int]:
+    """Consecutive chunks as one."""
+    return (chunks[0].start, chunks[-1].stop) if chunks else (0, 0)

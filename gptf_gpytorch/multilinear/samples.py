@@ -77,7 +77,7 @@ class Samples:
             yield Draw(f, spread, 1.0 / part["noise_precision"].double())
 
     def _prior_variance(self, places: Tensor, unseen: Tensor, table: Tensor, precisions: Tensor) -> Tensor:
-        """h' T^-1 h, summed over the modes whose entity is unseen."""
+        """The variance h' T^-1 h, summed over the modes whose entity is unseen."""
         total = torch.zeros(len(places), dtype=torch.float64)
         for mode in range(places.size(1)):
             open_ = unseen[:, mode]

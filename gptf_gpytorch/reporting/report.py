@@ -13,8 +13,7 @@ from gptf_gpytorch.serving.explain import relevance, scaled_factors, shares
 from gptf_gpytorch.serving.metrics import evaluate
 from gptf_gpytorch.serving.predictions import predict
 from gptf_gpytorch.training.result import Result
-from gptf_gpytorch.training.sampled_model import SampledModel
-from gptf_gpytorch.training.saved import FittedModel, PaperModel
+from gptf_gpytorch.training.saved import FittedModel, PaperModel, SampledModel
 
 # Entries, and entities of a mode, that a figure is drawn from at most.
 _ENTRIES, _ENTITIES = 20_000, 5_000

@@ -9,8 +9,7 @@ from torch import Tensor
 from gptf_gpytorch.errors import InputError
 from gptf_gpytorch.kernels import FactorRBFKernel
 from gptf_gpytorch.serving.lookup import count_of, ids_of, mode_of, row_of
-from gptf_gpytorch.training.sampled_model import SampledModel
-from gptf_gpytorch.training.saved import FittedModel, PaperModel
+from gptf_gpytorch.training.saved import FittedModel, PaperModel, SampledModel
 from gptf_gpytorch.variational.stationary import recognise
 
 
@@ -59,8 +58,10 @@ def relevance(fitted: PaperModel) -> dict[str, float]:
 def neighbours(fitted: FittedModel, mode: str, entity: Any, top: int = 10) -> list[Neighbour]:
     r"""The entities of a mode that are nearest to one of them, nearest first.
 
-    Of a sampled model, the distance is that between mean rows, in units of their mean standard deviation. Of the paper's, it is that of the kernel, :math:`\bigl(\sum_d (u_d - u'_d)^2 / \ell_d^2\bigr)^{1/2}`: entities at distance 0 are one
-    and the same to the model (but for biases and how often they occur), and those far beyond 1 have little to do with each other.
+    Of a sampled model, the distance is that between mean rows, in units of their mean standard deviation. Of the
+    paper's, it is that of the kernel, :math:`\bigl(\sum_d (u_d - u'_d)^2 / \ell_d^2\bigr)^{1/2}`: entities at distance 0 are
+    one and the same to the model (but for biases and how often they occur), and those far beyond 1 have little to do with
+    each other.
 
     :param entity: its id.
     :param top: how many; fewer come where there are fewer.

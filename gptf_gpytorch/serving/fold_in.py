@@ -19,8 +19,7 @@ from gptf_gpytorch.errors import DataError, InputError
 from gptf_gpytorch.factors import level
 from gptf_gpytorch.serving.fold_in_samples import fold_in_samples
 from gptf_gpytorch.serving.lookup import check_modes
-from gptf_gpytorch.training.sampled_model import SampledModel
-from gptf_gpytorch.training.saved import FittedModel, PaperModel, build
+from gptf_gpytorch.training.saved import FittedModel, PaperModel, SampledModel, build
 from gptf_gpytorch.variational.prediction import DRAWS
 
 _CHUNK = 2**14

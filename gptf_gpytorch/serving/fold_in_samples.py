@@ -30,7 +30,8 @@ def fold_in_samples(
     :param indices: of the entries `[n, K]`, the new entities behind the known ones.
     """
     new = [
-        torch.unique(column[column >= size].long()) for column, size in zip(indices.T, fitted.entities.shape, strict=True)
+        torch.unique(column[column >= size].long())
+        for column, size in zip(indices.T, fitted.entities.shape, strict=True)
     ]
     wider = Entities(tuple(torch.cat([ids, more]) for ids, more in zip(fitted.entities.ids, new, strict=True)), shape)
     rows = wider.rows(indices)

@@ -50,8 +50,8 @@ def predict(
     probability :math:`\Phi(f)` is :math:`[\Phi(m - z \sqrt v), \Phi(m + z \sqrt v)]`.
 
     An entry with an entity that the model does not know (row -1, see ``unseen="prior"``): the default method takes the prior
-    of that mode's rows, and keeps what is known of the entry's other entities. The paper's method has the prior of f: the value of
-    the mean function, and the variance of the kernel and of biases. To learn a new entity, fold it in:
+    of that mode's rows, and keeps what is known of the entry's other entities. The paper's method has the prior of f: the value
+    of the mean function, and the variance of the kernel and of biases. To learn a new entity, fold it in:
     :func:`gptf_gpytorch.serving.fold_in.fold_in`.
 
     :param fitted: the model.

@@ -11,14 +11,16 @@ from gptf_gpytorch.distributed.communicator import Communicator
 from gptf_gpytorch.multilinear import labels
 from gptf_gpytorch.multilinear.covariates import Counts
 from gptf_gpytorch.multilinear.layout import Entities
-from gptf_gpytorch.multilinear.samples import Samples
 from gptf_gpytorch.multilinear.sampler import Observations, Sampler
+from gptf_gpytorch.multilinear.samples import Samples
 from gptf_gpytorch.multilinear.state import State
 from gptf_gpytorch.training.process import Process
 from gptf_gpytorch.training.recipe import Runner, Schedule
 
 # Entries that kernel parameters are learnt on, at most.
 _LEARNT_ON = 4000
+# Entries that labels with weights may become, at most.
+_REPEATED = 1_000_000
 
 
 @dataclass(frozen=True)
@@ -78,9 +80,7 @@ class Moments:
     def mixed(cls, parts: list["Moments"], weights: list[float]) -> "Moments":
         """Those of a mixture."""
         names = ("mean", "square", "probability", "noise")
-        return cls(
-            *(sum(w * getattr(part, name) for w, part in zip(weights, parts, strict=True)) for name in names)  # type: ignore[arg-type]
-        )
+        return cls(*(sum(w * getattr(part, name) for w, part in zip(weights, parts, strict=True)) for name in names))
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,15 @@ class ChainData:
         binary: bool,
         communicator: Communicator,
     ) -> "ChainData":
-        """All entries, of which each worker sums its shard."""
+        """All entries, of which each worker sums its shard.
+
+        Labels that count several times are repeated, which is exact, unless there would be too many entries.
+        """
+        if binary and weights is not None:
+            whole, total = bool((weights == weights.round()).all()), float(weights.sum())
+            if whole and 0 < total <= max(_REPEATED, 4 * len(weights)):
+                copies = weights.long()
+                indices, values, weights = indices.repeat_interleave(copies, 0), values.repeat_interleave(copies), None
         entities = Entities.among(indices, shape)
         rows = entities.rows(indices)
         rank, size, n = communicator.rank, communicator.size, len(values)

@@ -26,8 +26,8 @@ MeanName = Literal["constant", "zero"]
 class TrainConfig:
     """A run.
 
-    :param method: ``sampled`` averages over samples of biases, pairs and products of factors, and of a Gaussian process, all chosen
-        by a race on entries held out; ``paper`` maximises the collapsed bound of the paper's Gaussian process.
+    :param method: ``sampled`` averages over samples of biases, pairs and products of factors, and of a Gaussian process, all
+        chosen by a race on entries held out; ``paper`` maximises the collapsed bound of the paper's Gaussian process.
     :param likelihood: ``gaussian`` for real values, ``probit`` for values in {0, 1}.
     :param effort: how much work ``sampled`` counts: ``quick``, ``normal`` or ``thorough``.
     :param pairs: factors of an entity for products of two modes (``sampled``; chosen by the race if it is not given).

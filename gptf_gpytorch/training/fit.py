@@ -5,8 +5,6 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from gptf_gpytorch.data.entries import TensorEntries
 from gptf_gpytorch.distributed.communicator import Communicator, SingleProcess
 from gptf_gpytorch.distributed.elastic import WorkersChangedError
@@ -43,6 +41,7 @@ def fit(
     :param value_name: what the user calls the values; saved with the model.
 
     Example:
+        >>> import torch
         >>> indices = torch.cartesian_prod(torch.arange(9), torch.arange(8))
         >>> entries = TensorEntries(indices, torch.sin(indices.sum(1).double()), shape=(9, 8))
         >>> result = fit(entries, method="paper", rank=1, inducing=10, max_iterations=5)

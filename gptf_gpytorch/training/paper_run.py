@@ -13,10 +13,10 @@ from gptf_gpytorch.training import optimizers
 from gptf_gpytorch.training.history import Kept
 from gptf_gpytorch.training.loop import Loop
 from gptf_gpytorch.training.objective import BoundObjective, Scaling, mean_log_density
+from gptf_gpytorch.training.paper_model import PaperModel, build
 from gptf_gpytorch.training.problem import divide, doubts
 from gptf_gpytorch.training.result import Result
 from gptf_gpytorch.training.run import Run
-from gptf_gpytorch.training.saved import PaperModel, build
 from gptf_gpytorch.training.start import started
 from gptf_gpytorch.training.state import Progress, snapshot, unpack
 from gptf_gpytorch.variational.elbo import CollapsedELBO

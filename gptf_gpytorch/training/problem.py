@@ -18,7 +18,10 @@ def doubts(entries: TensorEntries, config: TrainConfig) -> Iterator[str]:
     probit = config.likelihood == "probit"
     if probit and not config.balance and low == high:
         remedy = f": {option('balance')} samples zeros beside ones" if high == 1.0 else ""
-        raise DataError(f"probit must see values 0 and 1. Got {high:g} for all {len(entries):,} entries{remedy}.")
+        text = f"probit must see values 0 and 1. Got {high:g} for all {len(entries):,} entries{remedy}."
+        if config.method == "paper":
+            raise DataError(text)
+        yield f"{text} Nothing can be learnt but that."
     if config.balance and low == high == 0.0:
         raise DataError(f"{option('balance')} must see values that are not 0. Got 0 for all {len(entries):,} entries.")
     if probit:

@@ -76,10 +76,11 @@ class Process:
         )
 
     def features(self, inputs: Tensor) -> Tensor:
-        """w `[n, p]`: k(B, x) whitened by the Cholesky factor of K_BB."""
+        """The features w `[n, p]`: k(B, x) whitened by the Cholesky factor of K_BB."""
         K_BB = self._kernel(self.points, self.points)
         L = torch.linalg.cholesky(K_BB + _JITTER * self.outputscale * torch.eye(len(K_BB), dtype=K_BB.dtype))
-        return torch.linalg.solve_triangular(L, self._kernel(self.points, inputs), upper=False).T.contiguous()
+        w: Tensor = torch.linalg.solve_triangular(L, self._kernel(self.points, inputs), upper=False).T.contiguous()
+        return w
 
     def left(self, features: Tensor) -> Tensor:
         """`[n]` k(x, x) - w'w: the variance that the inducing points do not explain."""

@@ -72,7 +72,8 @@ class ProgressPrinter(Tracker):
         summary = result.summary
         bound = f"; bound {summary['bound']:.6g} an entry" if "bound" in summary else ""
         self.console.print(
-            f"done after {summary['steps']} steps and {summary['seconds']:.1f} s: {summary['reason']}{bound}", markup=False
+            f"done after {summary['steps']} steps and {summary['seconds']:.1f} s: {summary['reason']}{bound}",
+            markup=False,
         )
         if isinstance(result.fitted, SampledModel):
             for line in worth(result.fitted):

@@ -11,7 +11,8 @@ from torch import Tensor
 from gptf_gpytorch.data.entries import TensorEntries
 from gptf_gpytorch.training.chains import Moments
 
-Array = np.ndarray[Any, Any]
+#: How much even weights are worth, in nats for each runner.
+EVEN = 0.3
 
 
 def predicted(found: Moments, *, binary: bool) -> Tensor:
@@ -30,15 +31,20 @@ def loss(y: Tensor, predictions: Tensor, weights: Tensor | None, *, binary: bool
 
 
 def stacked(y: Tensor, predictions: Tensor, weights: Tensor | None, *, binary: bool) -> Tensor:
-    """The convex combination `[m]` of predictions `[m, n]` with the least loss."""
+    r"""The convex combination `[m]` of predictions `[m, n]` that makes the held-out entries most likely.
+
+    Minimises n times the log loss, or n / 2 times the log of the squared error, minus :data:`EVEN` times the sum of the logs of the
+    weights, which keeps few held-out entries from choosing a single runner by chance.
+    """
     logits = torch.zeros(len(predictions), dtype=torch.float64, requires_grad=True)
-    scale = 1.0 if binary else float(y.var(correction=0)) or 1.0
-    optimizer = torch.optim.LBFGS([logits], max_iter=200, line_search_fn="strong_wolfe")
+    optimizer, n = torch.optim.LBFGS([logits], max_iter=300, line_search_fn="strong_wolfe"), len(y)
 
     def closure() -> Tensor:
         optimizer.zero_grad()
-        value = loss(y, logits.softmax(0) @ predictions, weights, binary=binary) / scale
-        value.backward()  # type: ignore[no-untyped-call]
+        value = loss(y, logits.softmax(0) @ predictions, weights, binary=binary)
+        value = value if binary else 0.5 * (value + 1e-300).log()
+        value = value - EVEN / n * logits.log_softmax(0).sum()
+        value.backward()
         return value
 
     with torch.enable_grad():
@@ -51,8 +57,8 @@ def selected(y: Tensor, predictions: Tensor, weights: Tensor | None, most: int, 
     share = stacked(y, predictions, weights, binary=binary)
     order = share.argsort(descending=True, stable=True)[:most]
     kept = sorted(int(place) for place in order if float(share[place]) >= 0.02)
-    again = stacked(y, predictions[kept], weights, binary=binary)
-    return dict(zip(kept, again.tolist(), strict=True))
+    total = float(share[kept].sum())
+    return {place: float(share[place]) / total for place in kept}
 
 
 def calibration(y: Tensor, found: Moments, weights: Tensor | None) -> float:
@@ -94,7 +100,7 @@ def trivial(train: TensorEntries, held_out: TensorEntries, values: Sequence[Tens
     mean = float(y.mean()) if train.weights is None else float((train.weights * y).sum() / train.weights.sum())
     found = {"training mean": torch.full((n,), mean, dtype=torch.float64)}
     labels = y.numpy()
-    if not (set(np.unique(labels)) == {0.0, 1.0}):
+    if set(np.unique(labels)) != {0.0, 1.0}:
         return found
     from sklearn.linear_model import LogisticRegression
 

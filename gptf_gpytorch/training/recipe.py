@@ -6,7 +6,8 @@ A fit is a race and a long run.
 2. **The race**: each runner of the table below is a short chain on the other entries. Its predictions of the held-out entries are
    averages over its samples.
 3. **The weights**: the convex combination of all runners that predicts the held-out entries best (log loss of labels, squared
-   error of values). Runners of different kinds and ranks err differently, and the combination is better than the best one.
+   error of values; even weights are worth 0.3 nats a runner). Runners of different kinds and ranks err differently, and the
+   combination is better than the best one.
 4. **The long run**: the runners with the largest weights run again, with more sweeps, on *all* entries. Predictions are the
    weighted averages over their samples.
 
@@ -15,11 +16,11 @@ Effort scales the counted work: sweeps, and the number of runners in the long ru
 | effort | race: burn-in, samples from | long run: burn-in, samples from | runners kept at most |
 |---|---|---|---|
 | quick | 12, 12 sweeps | 20, 30 sweeps | 4 |
-| normal | 30, 40 | 60, 90 | 8 |
+| normal | 30, 40 | 60, 90 | 6 |
 | thorough | 60, 80 | 200, 300 | 13 |
 
-Where a sweep is expensive (many entries, many entities), runners whose race would cost more than a tenth of the whole race's budget
-are left out, and the sweeps of the others are cut to fit, though never below 10 + 10. The cost of a sweep is counted as
+Where a sweep is expensive (many entries, many entities), runners whose race would cost more than a tenth of the whole race's
+budget are left out, and the sweeps of the others are cut to fit, though never below 10 + 10. The cost of a sweep is counted as
 K N D^2 / 2 + A D^3 / 2 + 50 K N multiplications (D columns, A entities that occur); the budget is that of 400,000 million for
 ``normal``, a tenth of it for ``quick`` and five times as much for ``thorough``.
 
@@ -111,7 +112,7 @@ class Plan:
 
 _RACE = {"quick": Schedule(12, 24), "normal": Schedule(30, 70), "thorough": Schedule(60, 140)}
 _LONG = {"quick": Schedule(20, 50), "normal": Schedule(60, 150), "thorough": Schedule(200, 500)}
-_MOST = {"quick": 4, "normal": 8, "thorough": len(RUNNERS)}
+_MOST = {"quick": 4, "normal": 6, "thorough": len(RUNNERS)}
 _BUDGET = {"quick": 4e10, "normal": 4e11, "thorough": 2e12}
 _LEAST = Schedule(10, 20)
 _SAMPLES, _BYTES = 40, 40e6

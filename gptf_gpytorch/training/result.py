@@ -6,9 +6,10 @@ from typing import Any
 
 from gptf_gpytorch.data.entries import TensorEntries
 from gptf_gpytorch.errors import InputError
+from gptf_gpytorch.training.fitted import FittedModel
 from gptf_gpytorch.training.history import History
+from gptf_gpytorch.training.paper_model import PaperModel
 from gptf_gpytorch.training.sampled_model import SampledModel
-from gptf_gpytorch.training.saved import FittedModel, PaperModel
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,9 @@ class Result:
     @property
     def _paper(self) -> PaperModel:
         if not isinstance(self.fitted, PaperModel):
-            raise InputError("A GPyTorch model and its bound are those of method='paper'. Got a model that was sampled.")
+            raise InputError(
+                "A GPyTorch model and its bound are those of method='paper'. Got a model that was sampled."
+            )
         return self.fitted
 
     @property

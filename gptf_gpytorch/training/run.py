@@ -14,9 +14,9 @@ from gptf_gpytorch.distributed.elastic import ElasticCommunicator
 from gptf_gpytorch.errors import InputError
 from gptf_gpytorch.tracking.tracker import Tracker, Trackers
 from gptf_gpytorch.training.config import TrainConfig
+from gptf_gpytorch.training.fitted import KIND, FittedModel
 from gptf_gpytorch.training.problem import digest
 from gptf_gpytorch.training.result import Result
-from gptf_gpytorch.training.saved import KIND, FittedModel
 from gptf_gpytorch.training.signals import StopRequest
 from gptf_gpytorch.training.state import describe
 from gptf_gpytorch.training.store import Store

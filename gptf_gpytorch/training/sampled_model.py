@@ -12,8 +12,8 @@ from gptf_gpytorch.likelihoods import ProbitLikelihood
 from gptf_gpytorch.multilinear import reference
 from gptf_gpytorch.multilinear.covariates import Counts
 from gptf_gpytorch.multilinear.layout import Entities
-from gptf_gpytorch.training import saved
 from gptf_gpytorch.training.chains import Moments, Sampled
+from gptf_gpytorch.training.fitted import FittedModel
 from gptf_gpytorch.training.recipe import Runner
 from gptf_gpytorch.variational.prediction import Marginals
 
@@ -22,7 +22,7 @@ _LEAST, _MOST = 1e-300, 1.0 - 1e-16
 
 
 @dataclass(frozen=True, kw_only=True)
-class SampledModel(saved.FittedModel):
+class SampledModel(FittedModel, method="sampled"):
     """Samples of several chains, each with a weight.
 
     :param calibration: what standard deviations are multiplied by; chosen on entries held out.
@@ -45,7 +45,7 @@ class SampledModel(saved.FittedModel):
 
     @property
     def likelihood(self) -> Any:
-        """See :attr:`~gptf_gpytorch.training.saved.FittedModel.likelihood`."""
+        """See :attr:`~gptf_gpytorch.training.fitted.FittedModel.likelihood`."""
         if self.binary:
             return ProbitLikelihood()
         likelihood = gpytorch.likelihoods.GaussianLikelihood(noise_constraint=gpytorch.constraints.Positive()).double()
@@ -94,7 +94,7 @@ class SampledModel(saved.FittedModel):
         return self.chains[best].samples.tensors["rows"][:, start:end].double().mean(0)
 
     def state(self) -> tuple[Mapping[str, Tensor], dict[str, Any]]:
-        """See :meth:`~gptf_gpytorch.training.saved.FittedModel.state`."""
+        """See :meth:`~gptf_gpytorch.training.fitted.FittedModel.state`."""
         tensors = {f"ids.{mode}": ids for mode, ids in enumerate(self.entities.ids)}
         tensors |= {f"counts.{name}": tensor for name, tensor in vars(self.counts).items()}
         for place, chain in enumerate(self.chains):
@@ -109,7 +109,7 @@ class SampledModel(saved.FittedModel):
 
     @classmethod
     def restored(cls, tensors: dict[str, Tensor], run: dict[str, Any], common: dict[str, Any]) -> "SampledModel":
-        """See :meth:`~gptf_gpytorch.training.saved.FittedModel.restored`."""
+        """See :meth:`~gptf_gpytorch.training.fitted.FittedModel.restored`."""
         shape = tuple(run["shape"])
         entities = Entities(tuple(tensors[f"ids.{mode}"] for mode in range(len(shape))), shape)
         counts = Counts(**_below(tensors, "counts"))
@@ -129,7 +129,7 @@ class SampledModel(saved.FittedModel):
         )
 
     def describe(self) -> dict[str, Any]:
-        """See :meth:`~gptf_gpytorch.training.saved.FittedModel.describe`."""
+        """See :meth:`~gptf_gpytorch.training.fitted.FittedModel.describe`."""
         return {
             "method": "sampled",
             "likelihood": self.config.likelihood,
@@ -169,6 +169,3 @@ def _mean_parts(chain: Sampled, rows: Tensor) -> dict[str, Tensor]:
         if features is not None:
             parts["gaussian process"] += features @ part["process"]
     return {name: total / len(samples) for name, total in parts.items()}
-
-
-saved.MODELS["sampled"] = SampledModel

@@ -268,7 +268,9 @@ class SampledRun(Run):
 
     def _score_of(self, chain: Chain) -> float:
         """Minus the loss of the held-out entries by the present state alone."""
-        found = chain.sampled([chain.state]).moments(chain.data.entities.rows(self.held_out.indices), binary=self.binary)
+        found = chain.sampled([chain.state]).moments(
+            chain.data.entities.rows(self.held_out.indices), binary=self.binary
+        )
         return -float(self._loss(race.predicted(found, binary=self.binary)))
 
     def _loss(self, predictions: Tensor) -> Tensor:
@@ -432,4 +434,3 @@ class SampledRun(Run):
             f"{len(self.held_out):,} held-out entries, then at most {plan.most} of them on all",
             "plan": {"runners": [asdict(runner) for runner in plan.runners]},
         }
-

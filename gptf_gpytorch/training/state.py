@@ -134,7 +134,8 @@ def check_same(saved: Mapping[str, Any], now: Mapping[str, Any]) -> None:
         raise CheckpointError(
             f"The run must have begun with the options of this version. Got {unknown[0]!r}, which it does not know."
         )
-    then = {**TrainConfig().to_dict(), **saved["config"]}  # it may have begun before there was an option
+    # It may have begun before there was an option; there was one method before there were two.
+    then = {**TrainConfig().to_dict(), "method": "paper", **saved["config"]}
     pairs = {name: (then[name], value) for name, value in now["config"].items() if name not in _MAY_CHANGE}
     pairs |= {name: (saved[name], now[name]) for name in ("shape", "data")}
     for name, (began, value) in pairs.items():

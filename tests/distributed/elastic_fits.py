@@ -12,8 +12,8 @@ from gptf_gpytorch.distributed import Communicator, ElasticCommunicator, current
 from gptf_gpytorch.tracking.tracker import Tracker
 
 CONFIG = TrainConfig(
-    rank=2, inducing=12, chunk_size=60, max_iterations=80, tolerance=0.0, gradient_tolerance=0.0, patience=0,
-    checkpoint_seconds=0.0, keep=1000,
+    method="paper", rank=2, inducing=12, chunk_size=60, max_iterations=80, tolerance=0.0, gradient_tolerance=0.0,
+    patience=0, checkpoint_seconds=0.0, keep=1000,
 )  # fmt: skip
 
 

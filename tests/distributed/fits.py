@@ -16,7 +16,7 @@ from gptf_gpytorch.training.objective import BoundObjective
 
 cells = torch.cartesian_prod(torch.arange(9), torch.arange(8))
 entries = TensorEntries(cells, torch.sin(cells.sum(1).double()), shape=(9, 8))
-SMALL = {"rank": 1, "inducing": 8, "chunk_size": 10, "tolerance": 0.0}
+SMALL = {"method": "paper", "rank": 1, "inducing": 8, "chunk_size": 10, "tolerance": 0.0}
 folder = Path(sys.argv[1])
 
 

@@ -131,7 +131,8 @@ def data(tmp_path: Path) -> Path:
     return tmp_path / "data.csv"
 
 
-ENDLESS = ["--inducing", 12, "--rank", 2, "--max-iterations", 10**6, "--tolerance", 0, "--gradient-tolerance", 0]
+SMALL = ["--method", "paper", "--inducing", 12, "--rank", 2]
+ENDLESS = [*SMALL, "--max-iterations", 10**6, "--tolerance", 0, "--gradient-tolerance", 0]
 
 
 def test_workers_that_stop_or_are_taken_out_leave_and_the_last_one_answers_a_signal(data: Path, tmp_path: Path) -> None:

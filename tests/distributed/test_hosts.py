@@ -22,7 +22,8 @@ pytest.importorskip("horovod", reason="Horovod is not installed: make horovod (P
 pytestmark = pytest.mark.timeout(300)
 # Its cache, in the home of the user, would remember from another time which hosts can be reached.
 ACROSS = ["--disable-cache", "-H", "host1:1,host2:1"]
-ENDLESS = ["--inducing", 10, "--rank", 2, "--max-iterations", 10**6, "--tolerance", 0, "--gradient-tolerance", 0]
+SMALL = ["--method", "paper", "--inducing", 10, "--rank", 2]
+ENDLESS = [*SMALL, "--max-iterations", 10**6, "--tolerance", 0, "--gradient-tolerance", 0]
 ENDLESS += ["--validation", 0]
 
 
@@ -53,8 +54,8 @@ def test_two_hosts_agree_with_one_process(hosts: tuple[Host, Host]) -> None:
 
 def test_two_hosts_train_as_one_process_does(hosts: tuple[Host, Host], data: Path, tmp_path: Path) -> None:
     two = tmp_path / "two"
-    alone = fit(read(data), max_iterations=12, inducing=10, rank=2)
-    command = [GPTF, "train", data, "--inducing", 10, "--rank", 2, "--max-iterations", 12, "--output", two]
+    alone = fit(read(data), method="paper", max_iterations=12, inducing=10, rank=2)
+    command = [GPTF, "train", data, *SMALL, "--max-iterations", 12, "--output", two]
     text = Job(2, *ACROSS, "--network-interfaces", INTERFACE, *command, inside=hosts[0].inside).finish(seconds=200)
     assert ", 2 workers" in text
     expected, found = ([step.bound for step in each.history.steps] for each in (alone, FittedModel.load(two)))

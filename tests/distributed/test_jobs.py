@@ -21,7 +21,8 @@ from gptf_gpytorch.training.checkpoints import Checkpoints
 
 pytest.importorskip("horovod", reason="Horovod is not installed: make horovod (Python 3.11)")
 pytestmark = pytest.mark.timeout(300)
-ENDLESS = ["--inducing", 10, "--rank", 2, "--max-iterations", 10**6, "--tolerance", 0, "--gradient-tolerance", 0]
+SMALL = ["--method", "paper", "--inducing", 10, "--rank", 2]
+ENDLESS = [*SMALL, "--max-iterations", 10**6, "--tolerance", 0, "--gradient-tolerance", 0]
 
 
 @pytest.fixture(scope="module")
@@ -203,9 +204,7 @@ def test_a_bad_file_on_one_worker_is_one_line_on_all(data: Path, tmp_path: Path)
     lines = data.read_text().splitlines()
     for rank, value in enumerate(("1.0", "oops")):
         (tmp_path / f"part{rank}.csv").write_text("\n".join([*lines[:20], f"u1,1,99,{value}"]) + "\n")
-    job = Job(
-        2, "sh", "-c", f"'{GPTF}' train part$HOROVOD_RANK.csv --inducing 5", cwd=tmp_path, **{"MY_PASSWORD": "hunter2"}
-    )
+    job = Job(2, "sh", "-c", f"'{GPTF}' train part$HOROVOD_RANK.csv", cwd=tmp_path, **{"MY_PASSWORD": "hunter2"})
     text = job.finish(code=1)
     found = errors(text)
     assert found[0] == found[1], text

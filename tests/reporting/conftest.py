@@ -92,7 +92,7 @@ def log(server: Server, csv: Path, output: Path, tracker: MLflowTracker, **optio
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(os.environ, "MLFLOW_TRACKING_URI", server.uri)
         binary = options.get("likelihood") == "probit"
-        settings = {"rank": 2, "inducing": 15, "max_iterations": 6, **options}
+        settings = {"method": "paper", "rank": 2, "inducing": 15, "max_iterations": 6, **options}
         result = fit(read(csv, binary=binary), **settings, tracker=tracker, output=output)
     wait_for(tracker.journal)
     return Logged(result, tracker, csv, output, MlflowClient(server.uri))

@@ -6,7 +6,7 @@ from typing import Any
 from gptf_gpytorch import MLflowTracker
 from gptf_gpytorch.tracking.journal import Journal
 
-SMALL: dict[str, Any] = {"rank": 2, "inducing": 15, "max_iterations": 6}
+SMALL: dict[str, Any] = {"method": "paper", "rank": 2, "inducing": 15, "max_iterations": 6}
 
 
 def steps_of(client: Any, run_id: str, name: str) -> list[tuple[int, float]]:

@@ -104,7 +104,8 @@ def test_a_failed_run_ends_failed_with_its_reason(client: Any, tmp_path: Path) -
 
 def test_a_killed_process_leaves_a_failed_run(client: Any, csv: Path, tmp_path: Path) -> None:
     output = tmp_path / "run"
-    command = [tool("gptf"), "train", csv, "--output", output, "--track", "mlflow", "--max-iterations", "100000"]
+    command = [tool("gptf"), "train", csv, "--output", output, "--track", "mlflow"]
+    command += ["--method", "paper", "--max-iterations", "100000"]
     command += ["--tolerance", "0", "--patience", "0", "--quiet"]
     process = subprocess.Popen(list(map(str, command)))
     for _ in range(900):
@@ -169,7 +170,8 @@ def test_the_experiment_in_the_environment_is_respected(client: Any, monkeypatch
 
 def test_without_a_server_runs_go_to_a_file(tmp_path: Path, csv: Path) -> None:
     environment = {name: value for name, value in os.environ.items() if not name.startswith("MLFLOW")}
-    command = [tool("gptf"), "train", csv, "--track", "mlflow", "--output", "run", "--max-iterations", "3"]
+    command = [tool("gptf"), "train", csv, "--track", "mlflow", "--output", "run"]
+    command += ["--method", "paper", "--max-iterations", "3"]
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "mlflow.db").is_file()
@@ -180,7 +182,8 @@ def test_a_leftover_mlruns_is_explained_on_one_line(tmp_path: Path, csv: Path) -
     (tmp_path / "mlruns" / "0").mkdir(parents=True)
     (tmp_path / "mlruns" / "0" / "meta.yaml").write_text("name: Default\nexperiment_id: '0'\n")
     environment = {name: value for name, value in os.environ.items() if not name.startswith("MLFLOW")}
-    command = [tool("gptf"), "train", csv, "--track", "mlflow", "--output", "run", "--max-iterations", "3"]
+    command = [tool("gptf"), "train", csv, "--track", "mlflow", "--output", "run"]
+    command += ["--method", "paper", "--max-iterations", "3"]
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     (line,) = [line for line in done.stderr.splitlines() if "mlruns" in line]
@@ -191,7 +194,8 @@ def test_a_leftover_mlruns_is_explained_on_one_line(tmp_path: Path, csv: Path) -
 
 
 def test_the_command_line_registers_with_an_alias(client: Any, csv: Path, tmp_path: Path) -> None:
-    command = [tool("gptf"), "train", csv, "--output", tmp_path / "run", "--max-iterations", "2", "--inducing", "10"]
+    command = [tool("gptf"), "train", csv, "--output", tmp_path / "run"]
+    command += ["--method", "paper", "--max-iterations", "2", "--inducing", "10"]
     command += ["--track", "mlflow", "--register", "typed", "--alias", "challenger", "--quiet"]
     subprocess.run(command, check=True)
     wait_for(Journal.all(tmp_path / "run")[-1])
@@ -219,7 +223,8 @@ def test_a_run_is_reproduced_from_what_mlflow_has(logged: Any, server: Server, t
 
 
 def test_a_sweep_is_a_table_and_nested_runs(server: Server, client: Any, csv: Path, tmp_path: Path) -> None:
-    command = [tool("gptf"), "sweep", csv, "--rank", "1", "--rank", "2", "--kernel", "rbf", "--kernel", "matern52"]
+    command = [tool("gptf"), "sweep", csv, "--method", "paper"]
+    command += ["--rank", "1", "--rank", "2", "--kernel", "rbf", "--kernel", "matern52"]
     command += ["--inducing", "10", "--max-iterations", "3", "--output", tmp_path / "sweep", "--quiet", "--json"]
     command += ["--track", "mlflow", "--experiment", "swept"]
     first = subprocess.run(command, capture_output=True, text=True)
@@ -251,7 +256,8 @@ def test_of_two_workers_one_speaks(client: Any, csv: Path, tmp_path: Path) -> No
 
 
 def test_a_sweep_that_is_repeated_keeps_its_parent(client: Any, csv: Path, tmp_path: Path) -> None:
-    command = [tool("gptf"), "sweep", csv, "--rank", "1", "--rank", "2", "--inducing", "10", "--max-iterations", "3"]
+    command = [tool("gptf"), "sweep", csv, "--method", "paper"]
+    command += ["--rank", "1", "--rank", "2", "--inducing", "10", "--max-iterations", "3"]
     command += ["--output", tmp_path / "sweep", "--quiet", "--track", "mlflow", "--experiment", "repeated"]
     for _ in range(2):
         subprocess.run(command, check=True, capture_output=True)

@@ -88,7 +88,8 @@ def test_a_sweep_without_a_server_is_sent_later(csv: Path, tmp_path: Path, monke
 
     own, output = tracking_server(tmp_path), tmp_path / "sweep"
     monkeypatch.setenv("MLFLOW_TRACKING_URI", own.uri)
-    command = [tool("gptf"), "sweep", csv, "--rank", "1", "--rank", "2", "--inducing", "10", "--max-iterations", "3"]
+    command = [tool("gptf"), "sweep", csv, "--method", "paper"]
+    command += ["--rank", "1", "--rank", "2", "--inducing", "10", "--max-iterations", "3"]
     command += ["--output", output, "--quiet", "--track", "mlflow", "--experiment", "later"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert f"MLflow has not got all of 3 runs. Later: gptf sync {output}" in done.stderr

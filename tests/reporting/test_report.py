@@ -21,7 +21,7 @@ COMMON = {"bound.png", "relevance.png", "factors-0.png", "factors-1.png", "facto
 def test_a_run_is_drawn_and_scored(likelihood: str, figures: set[str], scores: set[str], tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="figures need the extra plots")
     entries = make_entries(300, binary=likelihood == "probit")
-    result = fit(entries, likelihood=likelihood, rank=2, inducing=10, max_iterations=3)
+    result = fit(entries, likelihood=likelihood, method="paper", rank=2, inducing=10, max_iterations=3)
     report.draw(result, tmp_path / "figures")
     assert {path.name for path in (tmp_path / "figures").iterdir()} == COMMON | figures
     assert all(path.read_bytes()[:4] == b"\x89PNG" for path in (tmp_path / "figures").iterdir())
@@ -30,7 +30,7 @@ def test_a_run_is_drawn_and_scored(likelihood: str, figures: set[str], scores: s
 
 def test_without_held_out_entries_there_is_nothing_to_score(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="figures need the extra plots")
-    result = fit(make_entries(200), rank=1, inducing=10, max_iterations=2, validation=0.0)
+    result = fit(make_entries(200), method="paper", rank=1, inducing=10, max_iterations=2, validation=0.0)
     report.draw(result, tmp_path)
     assert report.scores(result) == {}
     assert {path.name for path in tmp_path.iterdir()} == COMMON

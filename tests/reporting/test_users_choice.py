@@ -16,7 +16,7 @@ from small_tensor import make_entries
 
 from gptf_gpytorch import MLflowTracker, fit
 
-SMALL: dict[str, Any] = {"rank": 2, "inducing": 15, "max_iterations": 3}
+SMALL: dict[str, Any] = {"method": "paper", "rank": 2, "inducing": 15, "max_iterations": 3}
 
 
 @pytest.fixture
@@ -70,7 +70,8 @@ def test_set_experiment_wins_over_the_environment(mlflow: Any, client: Any, monk
 def test_what_is_sent_later_goes_to_the_store_that_was_set(csv: Path, tmp_path: Path) -> None:
     environment = {name: value for name, value in os.environ.items() if not name.startswith("MLFLOW")}
     away = f"http://127.0.0.1:{free_port()}"
-    command = [tool("gptf"), "train", csv, "--track", "mlflow", "--output", "run", "--max-iterations", "2", "--quiet"]
+    command = [tool("gptf"), "train", csv, "--track", "mlflow", "--output", "run", "--quiet"]
+    command += ["--method", "paper", "--max-iterations", "2"]
     subprocess.run(command, cwd=tmp_path, env={**environment, "MLFLOW_TRACKING_URI": away}, check=True)
     done = subprocess.run([tool("gptf"), "sync", "run"], cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert (done.returncode, away in done.stderr) == (1, True)

@@ -48,7 +48,9 @@ def problem(binary: bool) -> Problem:
     old = TensorEntries(cells[~new], values[~new], SHAPE, NAMES, vocabularies())
     newcomer = TensorEntries(cells[new], values[new], shape, NAMES, vocabularies(shape))
     likelihood = "probit" if binary else "gaussian"
-    result = fit(old[:700], likelihood=likelihood, validation=0.0, rank=2, inducing=20, max_iterations=25)
+    result = fit(
+        old[:700], method="paper", likelihood=likelihood, validation=0.0, rank=2, inducing=20, max_iterations=25
+    )
     return Problem(result.fitted, old[:700], old[700:], newcomer)
 
 

@@ -108,7 +108,7 @@ def test_by_the_average_of_f(probit) -> None:
 
 def test_other_kernels_average_over_combinations_or_a_sample_of_them(probit, monkeypatch) -> None:
     options = {"likelihood": "probit", "validation": 0.0, "rank": 2, "inducing": 20, "max_iterations": 5}
-    fitted = fit(probit.train, kernel="matern52", **options).fitted
+    fitted = fit(probit.train, method="paper", kernel="matern52", **options).fitted
     expected = mixture(fitted, {"user": "u05"})
     for item in recommend(fitted, {"user": "u05"}, "ad", 9):
         assert item.probability == pytest.approx(expected[item.id][2], rel=1e-9)

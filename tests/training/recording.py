@@ -4,7 +4,7 @@ from typing import Any
 
 from gptf_gpytorch.tracking.tracker import Tracker
 
-SMALL: dict[str, Any] = {"rank": 2, "inducing": 20, "validation": 0.0, "checkpoint_seconds": 0.0}
+SMALL: dict[str, Any] = {"method": "paper", "rank": 2, "inducing": 20, "validation": 0.0, "checkpoint_seconds": 0.0}
 
 
 class Recorder(Tracker):

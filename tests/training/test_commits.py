@@ -18,7 +18,7 @@ def quadratic(x: torch.Tensor) -> optimizers.Point:
 
 @pytest.mark.parametrize("name", optimizers.OPTIMIZERS)
 def test_the_latest_commit_comes_to_all_as_it_was(name: str) -> None:
-    config = TrainConfig(rank=1, inducing=3)
+    config = TrainConfig(method="paper", rank=1, inducing=3)
 
     def job(comm: ThreadCommunicator) -> dict[str, torch.Tensor]:
         mll, optimizer, commits = build(config, (4, 3), 12), optimizers.make(name, 0.1), Commits()

@@ -16,8 +16,12 @@ from gptf_gpytorch.training.state import check_same, describe
 
 def test_toml_keywords_and_json_give_the_same(tmp_path: Path) -> None:
     path = tmp_path / "run.toml"
-    path.write_text('likelihood = "probit"\nrank = [2, 3, 4]\nmax_seconds = 60\nvalidation = 0.1\npatience = 5\n')
-    expected = TrainConfig(likelihood="probit", rank=(2, 3, 4), max_seconds=60.0, validation=0.1, patience=5)
+    path.write_text(
+        'method = "paper"\nlikelihood = "probit"\nrank = [2, 3, 4]\nmax_seconds = 60\nvalidation = 0.1\npatience = 5\n'
+    )
+    expected = TrainConfig(
+        method="paper", likelihood="probit", rank=(2, 3, 4), max_seconds=60.0, validation=0.1, patience=5
+    )
     assert TrainConfig.read(path) == expected
     assert TrainConfig.from_dict(json.loads(json.dumps(expected.to_dict()))) == expected
     assert TrainConfig.from_dict(json.loads(json.dumps(TrainConfig().to_dict()))) == TrainConfig()
@@ -30,7 +34,7 @@ def test_toml_keywords_and_json_give_the_same(tmp_path: Path) -> None:
         ({"inducin": 5}, "Got 'inducin'. Did you mean inducing?"),
         (
             {"output": "runs/a"},
-            "Got 'output'. Known are likelihood, .*, keep; all else, as the output folder, is given beside",
+            "Got 'output'. Known are method, likelihood, .*, keep; all else, as the output folder, is given beside",
         ),
         ({"max-iterations": 5}, "Did you mean max_iterations?"),
         ({"likelihood": "poisson"}, "likelihood must be one of gaussian, probit. Got 'poisson'"),
@@ -86,6 +90,7 @@ def test_a_bad_file_is_named(tmp_path: Path, content: bytes, message: str) -> No
     ],
 )
 def test_options_that_need_others_are_looked_at_when_a_run_begins(values: dict, message: str, tmp_path: Path) -> None:
+    values = {"method": "paper", **values}
     (tmp_path / "run.toml").write_text("\n".join(f"{name} = {json.dumps(value)}" for name, value in values.items()))
     config = TrainConfig.read(tmp_path / "run.toml")  # flags may bring what it needs
     with pytest.raises(InputError, match=message):
@@ -94,8 +99,8 @@ def test_options_that_need_others_are_looked_at_when_a_run_begins(values: dict, 
 
 
 def test_a_checkpoint_of_before_an_option_goes_on_with_its_default() -> None:
-    now = describe(TrainConfig(rank=2), (3, 4), "digest")
+    now = describe(TrainConfig(method="paper", rank=2), (3, 4), "digest")
     before = {**now, "config": {name: value for name, value in now["config"].items() if name != "occurrences"}}
     check_same(before, now)
     with pytest.raises(CheckpointError, match=r"occurrences must be what the run began with: False\. Got True"):
-        check_same(before, describe(TrainConfig(rank=2, occurrences=True), (3, 4), "digest"))
+        check_same(before, describe(TrainConfig(method="paper", rank=2, occurrences=True), (3, 4), "digest"))

@@ -24,7 +24,7 @@ from gptf_gpytorch.variational.evaluation import default_tolerance
 
 @pytest.fixture(scope="module")
 def fitted() -> FittedModel:
-    return fit(make_entries(), rank=2, inducing=30, draws=2, max_iterations=60, validation=0.0).fitted
+    return fit(make_entries(), method="paper", rank=2, inducing=30, draws=2, max_iterations=60, validation=0.0).fitted
 
 
 def test_noisy_entries_are_overfitted_less() -> None:
@@ -32,7 +32,7 @@ def test_noisy_entries_are_overfitted_less() -> None:
     noise = 20.0 * torch.randn(1200, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
     entries = replace(entries, values=entries.values + noise)
     train, held_out = entries[:500], entries[500:]
-    options = {"rank": 3, "inducing": 30, "max_iterations": 100, "validation": 0.0}
+    options = {"method": "paper", "rank": 3, "inducing": 30, "max_iterations": 100, "validation": 0.0}
     models = [fit(train, draws=draws, **options).fitted for draws in (0, 2)]
     point, posterior = (mean_log_density(model.mll, held_out, model.scaling) for model in models)
     assert posterior > point + 0.02
@@ -41,7 +41,8 @@ def test_noisy_entries_are_overfitted_less() -> None:
 def test_an_entity_without_entries_keeps_the_prior() -> None:
     entries = make_entries()
     train = entries[entries.indices[:, 0] != 4]
-    factors = fit(train, rank=2, inducing=20, draws=2, max_iterations=30, validation=0.0).fitted.model.factors
+    fitted = fit(train, method="paper", rank=2, inducing=20, draws=2, max_iterations=30, validation=0.0).fitted
+    factors = fitted.model.factors
     assert torch.equal(factors[0][4].detach(), torch.zeros(2, dtype=torch.float64))
     deviations = factors.log_deviations[0].detach().exp()
     assert torch.equal(deviations[4], torch.ones(2, dtype=torch.float64))
@@ -56,7 +57,7 @@ def test_it_is_saved_and_loaded(fitted: FittedModel, tmp_path: Path) -> None:
 
 
 def test_a_resumed_run_ends_at_the_same_bits(tmp_path: Path) -> None:
-    entries, options = make_entries(), {"rank": 2, "inducing": 15, "draws": 2, "validation": 0.0}
+    entries, options = make_entries(), {"method": "paper", "rank": 2, "inducing": 15, "draws": 2, "validation": 0.0}
     whole = fit(entries, **options, max_iterations=24).fitted
     fit(entries, **options, max_iterations=21, output=tmp_path)
     resumed = fit(entries, **options, max_iterations=24, output=tmp_path, resume=True).fitted
@@ -100,7 +101,15 @@ def test_an_older_model_without_the_options_is_loaded(fitted: FittedModel) -> No
     assert (older.draws, older.biases) == (0, False)
 
 
-ANEW = {"rank": 2, "inducing": 20, "draws": 1, "optimizer": "adam", "learning_rate": 0.1, "validation": 0.0}
+ANEW = {
+    "method": "paper",
+    "rank": 2,
+    "inducing": 20,
+    "draws": 1,
+    "optimizer": "adam",
+    "learning_rate": 0.1,
+    "validation": 0.0,
+}
 
 
 def test_adam_draws_anew_in_every_step_and_keeps_the_last_state() -> None:
@@ -128,7 +137,15 @@ def test_fixed_draws_are_fitted_and_new_ones_are_not() -> None:
     generator = torch.Generator().manual_seed(1)
     indices = torch.stack([torch.randint(d, (300,), generator=generator) for d in (150, 150, 150)], dim=1)
     entries = TensorEntries(indices, (torch.rand(300, generator=generator) < 0.5).double(), (150, 150, 150))
-    options = {"likelihood": "probit", "rank": 3, "inducing": 30, "draws": 1, "validation": 0.0, "max_iterations": 150}
+    options = {
+        "method": "paper",
+        "likelihood": "probit",
+        "rank": 3,
+        "inducing": 30,
+        "draws": 1,
+        "validation": 0.0,
+        "max_iterations": 150,
+    }
     fixed = fit(entries, **options).fitted.mll
     anew = fit(entries, **options, optimizer="adam", learning_rate=0.1).fitted.mll
     gaps = []
@@ -192,7 +209,7 @@ def test_a_run_that_draws_anew_is_resumed_at_the_same_bits(
 
 @pytest.fixture(scope="module", params=[0, 2], ids=["point estimates", "draws"])
 def biased(request: pytest.FixtureRequest) -> FittedModel:
-    options = {"rank": 2, "inducing": 30, "max_iterations": 60, "validation": 0.0}
+    options = {"method": "paper", "rank": 2, "inducing": 30, "max_iterations": 60, "validation": 0.0}
     return fit(make_entries(), **options, draws=request.param, biases=True).fitted
 
 
@@ -310,7 +327,7 @@ def test_batches_are_the_same_on_any_number_of_workers() -> None:
     from workers import ThreadCommunicator, Workers
 
     entries = make_entries()
-    config = TrainConfig(rank=2, inducing=20)
+    config = TrainConfig(method="paper", rank=2, inducing=20)
 
     def value(communicator: Any, rows: slice) -> list[float]:
         mll = build(config, entries.shape, len(entries), communicator)

@@ -42,9 +42,9 @@ def test_levels_grow_by_two_for_each_doubling(count: int, expected: int) -> None
 @pytest.mark.parametrize("options", [{}, {"draws": 2, "biases": True}], ids=["plain", "draws and biases"])
 def test_it_is_a_tensor_with_as_many_modes_again(likelihood: Any, options: dict[str, Any]) -> None:
     values = ENTRIES.values if likelihood == "gaussian" else (ENTRIES.values > ENTRIES.values.median()).double()
-    config = TrainConfig(likelihood=likelihood, rank=2, inducing=20, occurrences=True, **options)
+    config = TrainConfig(method="paper", likelihood=likelihood, rank=2, inducing=20, occurrences=True, **options)
     mine = build(config, ENTRIES.shape, len(ENTRIES))
-    config = TrainConfig(likelihood=likelihood, rank=(2, 2, 2, 1, 1, 1), inducing=20, **options)
+    config = TrainConfig(method="paper", likelihood=likelihood, rank=(2, 2, 2, 1, 1, 1), inducing=20, **options)
     plain = build(config, (*ENTRIES.shape, LEVELS, LEVELS, LEVELS), len(ENTRIES))
     wide = by_hand(ENTRIES.indices)
     assert len(set(wide[:, 3].tolist())) > 2
@@ -78,7 +78,15 @@ def test_what_is_told_by_how_often_users_occur_is_found() -> None:
         return TensorEntries(torch.stack([users, items], dim=1), y, (len(times), 30))
 
     train, test = drawn(torch.arange(len(times)).repeat_interleave(times)), drawn(torch.arange(len(times)))
-    options = {"likelihood": "probit", "rank": 1, "inducing": 20, "draws": 1, "optimizer": "adam", "validation": 0.0}
+    options = {
+        "method": "paper",
+        "likelihood": "probit",
+        "rank": 1,
+        "inducing": 20,
+        "draws": 1,
+        "optimizer": "adam",
+        "validation": 0.0,
+    }
     told, untold = (
         fit(train, **options, learning_rate=0.1, max_iterations=100, occurrences=occurrences).fitted
         for occurrences in (True, False)
@@ -90,7 +98,7 @@ def test_what_is_told_by_how_often_users_occur_is_found() -> None:
 
 @pytest.fixture(scope="module")
 def fitted() -> FittedModel:
-    return fit(ENTRIES, rank=2, inducing=30, occurrences=True, max_iterations=60, validation=0.0).fitted
+    return fit(ENTRIES, method="paper", rank=2, inducing=30, occurrences=True, max_iterations=60, validation=0.0).fitted
 
 
 def test_a_model_is_saved_with_its_levels_and_asked_as_any_other(fitted: FittedModel, tmp_path: Path) -> None:
@@ -123,7 +131,7 @@ def test_new_entities_have_the_level_of_their_entries(fitted: FittedModel) -> No
 
 
 def test_levels_are_counted_over_all_workers() -> None:
-    config = TrainConfig(rank=2, inducing=20, occurrences=True, draws=1)
+    config = TrainConfig(method="paper", rank=2, inducing=20, occurrences=True, draws=1)
     alone = build(config, ENTRIES.shape, len(ENTRIES))
     initialize(alone, ENTRIES.indices, ENTRIES.values, seed=1)
 

@@ -59,7 +59,7 @@ def test_there_are_no_more_inducing_points_than_entries(count: int, validation: 
     entries = TensorEntries(CELLS[:count], torch.linspace(1, 2, count + 1)[1:].double(), shape=(6, 5))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DataWarning)  # one value is always the same
-        result = fit(entries, rank=1, max_iterations=1, validation=validation, tracker=recorder)
+        result = fit(entries, method="paper", rank=1, max_iterations=1, validation=validation, tracker=recorder)
     trained = {30: 27, 2: 1, 1: 1}[count]
     said = recorder.seen[0][1]
     assert (said["entries"], said["inducing"]) == (trained, trained)

@@ -129,7 +129,7 @@ def test_the_second_ctrl_c_ends_at_once_and_loses_nothing(
 ) -> None:
     """The first comes in step 4; the second while the checkpoint that answers it is being written."""
     data, output = csv(tmp_path / "data.csv", entries), tmp_path / "run"
-    flags = ["--rank", "2", "--inducing", "20", "--validation", "0", "--checkpoint-seconds", "0"]
+    flags = ["--method", "paper", "--rank", "2", "--inducing", "20", "--validation", "0", "--checkpoint-seconds", "0"]
     command = ["train", str(data), *flags, "--max-iterations", "9", "--output", str(output)]
     writes = itertools.count(1)
     original = checkpoints.safetensors.torch.save_file
