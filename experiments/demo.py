@@ -58,6 +58,7 @@ def main(output: Path, rank: int, max_iterations: int, track: str) -> None:
     logged = MLflowTracker(name="demo", source=output / "train.csv") if track == "mlflow" else None
     result = fit(
         train,
+        method="paper",
         rank=rank,
         inducing=100,
         max_iterations=max_iterations,

@@ -67,7 +67,7 @@ def make(name: str, options: Mapping[str, Any]) -> Method:
 
 
 class Ours:
-    """The package's ``fit``.
+    """The package's ``fit``, of the paper's method.
 
     :param ensemble: fits from this many seeds, whose predictions are averaged.
     :param options: fields of :class:`TrainConfig`, but for the rank, the seed and the likelihood, which the task says.
@@ -76,7 +76,7 @@ class Ours:
     name: ClassVar[str] = "ours"
 
     def __init__(self, ensemble: int = 1, **options: Any) -> None:
-        self.ensemble, self.config = ensemble, TrainConfig.of(options, self.name)
+        self.ensemble, self.config = ensemble, TrainConfig.of({"method": "paper", **options}, self.name)
 
     def fit(self, task: Task) -> Fitted:
         """Train on the task's entries."""

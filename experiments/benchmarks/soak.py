@@ -122,8 +122,8 @@ def _parsed(text: str) -> list[Any]:
 
 def _command(data: Path, likelihood: str, output: Path) -> list[object]:
     return [
-        "train", data, "--likelihood", likelihood, "--inducing", 50, "--max-iterations", STEPS, "--tolerance", 0,
-        "--gradient-tolerance", 0, "--validation", 0, "--checkpoint-seconds", 0, "--output", output,
+        "train", data, "--method", "paper", "--likelihood", likelihood, "--inducing", 50, "--max-iterations", STEPS,
+        "--tolerance", 0, "--gradient-tolerance", 0, "--validation", 0, "--checkpoint-seconds", 0, "--output", output,
     ]  # fmt: skip
 
 

@@ -41,6 +41,7 @@ def main(entries: int, iterations: int, rounds: int) -> None:
                 output = Path(folder) / f"{name} {turn}"
                 result = fit(
                     data,
+                    method="paper",
                     rank=3,
                     inducing=100,
                     max_iterations=iterations if turn else 5,  # the first round warms up

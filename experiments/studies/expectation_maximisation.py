@@ -28,7 +28,7 @@ def problem(n: int, inducing: int, seed: int) -> tuple[CollapsedELBO, Tensor, Te
     a, b, c = (table[indices[:, mode]] for mode, table in enumerate(hidden))
     y = torch.sin(2.0 * a) * b + c + 0.3 * torch.randn(n, generator=generator, dtype=torch.float64)
     y = (y - y.mean()) / y.std()
-    mll = build(TrainConfig(rank=3, inducing=inducing, seed=seed), SHAPE, n)
+    mll = build(TrainConfig(method="paper", rank=3, inducing=inducing, seed=seed), SHAPE, n)
     initialize(mll, indices, y, seed=seed)
     return mll, indices, y
 

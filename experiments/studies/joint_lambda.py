@@ -29,7 +29,7 @@ def problem(solver: str, n: int, inducing: int, seed: int) -> tuple[CollapsedELB
     a, b, c = (table[indices[:, mode]] for mode, table in enumerate(hidden))
     noise = torch.randn(n, generator=generator, dtype=torch.float64)
     y = (torch.sin(2.0 * a) * b + c + 0.5 * noise > 0).double()
-    mll = build(TrainConfig(likelihood="probit", rank=3, inducing=inducing, seed=seed), SHAPE, n)
+    mll = build(TrainConfig(method="paper", likelihood="probit", rank=3, inducing=inducing, seed=seed), SHAPE, n)
     mll.lambda_solver = solver
     initialize(mll, indices, y, seed=seed)
     return mll, indices, y

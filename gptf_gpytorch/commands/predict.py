@@ -42,6 +42,9 @@ def evaluate(
     fitted = load_model(folder, few)
     entries = read_entries(fitted, data, unseen=unseen, duplicates="keep")
     found = measure(fitted, entries)
+    unknown = len(entries) - int(entries.known.sum())
+    if unknown:
+        say(ctx, f"Note: {unknown:,} of {len(entries):,} rows have an id that was not in training.")
     if logged is not None:
         logged.evaluated(folder, fitted, entries, found)
         if logged.trouble:

@@ -77,7 +77,7 @@ class TrainConfig:
     :param keep: checkpoints that are kept, beside the best one.
 
     Example:
-        >>> TrainConfig(likelihood="probit", rank=5).inducing
+        >>> TrainConfig(method="paper", likelihood="probit", rank=5).inducing
         200
 
     """

@@ -55,12 +55,13 @@ class ProgressPrinter(Tracker):
         """Move the bar, or print a line now and then."""
         if self._bar is not None:
             self._bar.update(self._task, completed=record["iteration"], numbers=_numbers(record, brief=self._narrow))
-        elif record["iteration"] % self.every == 0 or record["iteration"] == 1:
+        elif record["last"] if "stage" in record else record["iteration"] % self.every == 0 or record["iteration"] == 1:
             self._line(record)
 
     def _line(self, record: Mapping[str, Any]) -> None:
         seconds = f"{record['seconds']:.1f} s"
-        self.console.print(f"step {record['iteration']}  {_numbers(record)}  {seconds}", markup=False)
+        what = "sweep" if "stage" in record else "step"
+        self.console.print(f"{what} {record['iteration']}  {_numbers(record)}  {seconds}", markup=False)
 
     def note(self, text: str) -> None:
         """Print a line above the bar."""
@@ -70,6 +71,7 @@ class ProgressPrinter(Tracker):
         """Close the bar, and say why it ended and what the model is worth."""
         self._close()
         summary = result.summary
+        steps = "sweeps" if isinstance(result.fitted, SampledModel) else "steps"
         bound = f"; bound {summary['bound']:.6g} an entry" if "bound" in summary else ""
         self.console.print(
             f"done after {summary['steps']} steps and {summary['seconds']:.1f} s: {summary['reason']}{bound}",
@@ -106,7 +108,8 @@ def worth(fitted: SampledModel) -> list[str]:
 
 def _numbers(record: Mapping[str, Any], *, brief: bool = False) -> str:
     if "stage" in record:
-        return f"{record['stage']} {record['chain']}/{record['of']}  noise {record['noise']:.4g}"
+        score = "" if record["held_out"] is None else f"  held out {record['held_out']:.4g}"
+        return f"{record['stage']} {record['chain']}/{record['of']}  noise {record['noise']:.4g}{score}"
     if brief:
         held_out = "" if record["held_out"] is None else f" held out {record['held_out']:.3g}"
         return f"bound {record['bound']:.4g}{held_out}"

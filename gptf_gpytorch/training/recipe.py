@@ -11,6 +11,8 @@ A fit is a race and a long run.
 4. **The long run**: the runners with the largest weights run again, with more sweeps, on *all* entries. Predictions are the
    weighted averages over their samples.
 
+Fewer than 150 entries cannot tell runners apart: the first one, biases alone, is run without a race.
+
 Effort scales the counted work: sweeps, and the number of runners in the long run.
 
 | effort | race: burn-in, samples from | long run: burn-in, samples from | runners kept at most |
@@ -110,6 +112,8 @@ class Plan:
     points: int  # inducing points of g
 
 
+#: Fewer entries have no race.
+LEAST_ENTRIES = 150
 _RACE = {"quick": Schedule(12, 24), "normal": Schedule(30, 70), "thorough": Schedule(60, 140)}
 _LONG = {"quick": Schedule(20, 50), "normal": Schedule(60, 150), "thorough": Schedule(200, 500)}
 _MOST = {"quick": 4, "normal": 6, "thorough": len(RUNNERS)}
@@ -154,6 +158,7 @@ def plan(
         )
         if runner not in runners:
             runners.append(runner)
+    runners = runners[: 1 if entries < LEAST_ENTRIES else None]
     race_budget = 0.3 * _BUDGET[effort]
     costs = [_cost(runner, entries, entities, modes) for runner in runners]
     affordable = [

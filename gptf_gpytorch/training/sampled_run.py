@@ -258,6 +258,7 @@ class SampledRun(Run):
             "chain": place + 1,
             "of": of,
             "sweep": chain.sweep,
+            "last": chain.done,
             "noise": float(chain.state.noise_precision) ** -0.5,
             "held_out": score,
             "seconds": where.seconds,
@@ -349,6 +350,12 @@ class SampledRun(Run):
                 "interact. More entries of each entity would help."
             )
             self.tracker.note(f"Warning: {notes[-1]}")
+        if len(self.all) < recipe.LEAST_ENTRIES:
+            notes.append(
+                f"{len(self.all)} entries are too few to tell models apart ({recipe.LEAST_ENTRIES} are needed): "
+                f"what was learnt is {self.plan.runners[0]}"
+            )
+            self.tracker.note(notes[-1])
         singles = [len(ids) == 1 for ids in self._chain_data("long").entities.ids]
         for name, single in zip(self.entries.names, singles, strict=True):
             if single:
