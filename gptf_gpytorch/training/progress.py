@@ -74,7 +74,7 @@ class ProgressPrinter(Tracker):
         steps = "sweeps" if isinstance(result.fitted, SampledModel) else "steps"
         bound = f"; bound {summary['bound']:.6g} an entry" if "bound" in summary else ""
         self.console.print(
-            f"done after {summary['steps']} steps and {summary['seconds']:.1f} s: {summary['reason']}{bound}",
+            f"done after {summary['steps']} {steps} and {summary['seconds']:.1f} s: {summary['reason']}{bound}",
             markup=False,
         )
         if isinstance(result.fitted, SampledModel):

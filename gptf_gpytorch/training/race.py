@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import torch
@@ -33,8 +32,8 @@ def loss(y: Tensor, predictions: Tensor, weights: Tensor | None, *, binary: bool
 def stacked(y: Tensor, predictions: Tensor, weights: Tensor | None, *, binary: bool) -> Tensor:
     r"""The convex combination `[m]` of predictions `[m, n]` that makes the held-out entries most likely.
 
-    Minimises n times the log loss, or n / 2 times the log of the squared error, minus :data:`EVEN` times the sum of the logs of the
-    weights, which keeps few held-out entries from choosing a single runner by chance.
+    Minimises n times the log loss, or n / 2 times the log of the squared error, minus :data:`EVEN` times the sum of the logs of
+    the weights, which keeps few held-out entries from choosing a single runner by chance.
     """
     logits = torch.zeros(len(predictions), dtype=torch.float64, requires_grad=True)
     optimizer, n = torch.optim.LBFGS([logits], max_iter=300, line_search_fn="strong_wolfe"), len(y)

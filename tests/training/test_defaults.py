@@ -1,6 +1,7 @@
 """The defaults on data that nobody tuned them for: better than simple answers where there is structure, no worse where not."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -60,14 +61,21 @@ def log_loss_of_the_rate(train: TensorEntries, test: TensorEntries) -> float:
     return float(-(test.values * rate.log() + (1 - test.values) * (1 - rate).log()).mean())
 
 
+@pytest.fixture(params=[{}, {"method": "paper"}], ids=["sampled", "paper"])
+def method(request: pytest.FixtureRequest) -> dict[str, Any]:
+    found: dict[str, Any] = request.param
+    return found
+
+
 @pytest.mark.parametrize(
     ("kind", "share"),
     # Of the error of the training mean. The noise alone has .16 to .25 of it where the limit is a third.
     [("additive", 0.33), ("multiplicative", 0.33), ("unequal", 0.4), ("tiny", 0.7), ("skewed", 0.75), ("noise", 1.04)],
 )
-def test_real_values(kind: str, share: float) -> None:
+def test_real_values(method: dict[str, Any], kind: str, share: float) -> None:
     train, test = split(kind)
-    found, base = evaluate(fit(train, max_iterations=80).fitted, test), rmse_of_the_mean(train, test)
+    steps = {"max_iterations": 80} if method else {}
+    found, base = evaluate(fit(train, **method, **steps).fitted, test), rmse_of_the_mean(train, test)
     assert found["rmse"] < share * base
     spread = float(train.values.std())
     normal = float(-torch.distributions.Normal(train.values.mean(), spread).log_prob(test.values).mean())
@@ -79,15 +87,15 @@ def test_real_values(kind: str, share: float) -> None:
 @pytest.mark.parametrize(
     ("kind", "auc", "gain"), [("labels", 0.9, 0.3), ("rare labels", 0.9, 0.05), ("coin flips", 0.4, -0.02)]
 )
-def test_labels(kind: str, auc: float, gain: float) -> None:
+def test_labels(method: dict[str, Any], kind: str, auc: float, gain: float) -> None:
     train, test = split(kind)
-    found = evaluate(fit(train, likelihood="probit").fitted, test)
+    found = evaluate(fit(train, likelihood="probit", **method).fitted, test)
     assert found["auc"] > auc
     assert found["log_loss"] < log_loss_of_the_rate(train, test) - gain
     assert found["ece"] < 0.1
 
 
-def test_ones_alone_with_ids_of_text(tmp_path: Path) -> None:
+def test_ones_alone_with_ids_of_text(tmp_path: Path, method: dict[str, Any]) -> None:
     """Clicks as they come: only those that happened, of people and things that have names."""
     rng = RNG(0)
     people, things = rng.normal(size=100), rng.normal(size=60)
@@ -96,7 +104,7 @@ def test_ones_alone_with_ids_of_text(tmp_path: Path) -> None:
     rows = [f"Zoë {i},thing-{j},1" for i, j in clicked]
     (tmp_path / "clicks.csv").write_text("\n".join(["person,thing,value", *rows]) + "\n", encoding="utf-8")
     entries = read(tmp_path / "clicks.csv", binary=True)
-    fitted = fit(entries, likelihood="probit", balance=1.0).fitted
+    fitted = fit(entries, likelihood="probit", balance=1.0, **method).fitted
     # Another day, of those who clicked before.
     names = [[f"Zoë {i}" for i in range(100)], [f"thing-{j}" for j in range(60)]]
     cells = [
@@ -112,7 +120,7 @@ def test_ones_alone_with_ids_of_text(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("seed", [7, 8], ids=["needs inducing points", "needs patience"])
-def test_few_entries_that_become_less_likely_before_they_become_more_likely(seed: int) -> None:
+def test_few_entries_that_become_less_likely_before_they_become_more_likely(method: dict[str, Any], seed: int) -> None:
     """A product has no slope at factors 0: training overfits for some 20 steps before it finds the structure."""
     train, test = split("few multiplicative", seed)
-    assert evaluate(fit(train).fitted, test)["rmse"] < 0.6 * rmse_of_the_mean(train, test)
+    assert evaluate(fit(train, **method).fitted, test)["rmse"] < 0.6 * rmse_of_the_mean(train, test)

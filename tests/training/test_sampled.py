@@ -25,7 +25,9 @@ from gptf_gpytorch.training.sampled_model import SampledModel
 SMALL: dict[str, Any] = {"effort": "quick", "pairs": 1, "products": 1, "sweeps": 9, "samples": 3}
 
 
-def tensor(shape: tuple[int, ...] = (8, 7, 6), count: int = 200, *, binary: bool = False, seed: int = 0) -> TensorEntries:
+def tensor(
+    shape: tuple[int, ...] = (8, 7, 6), count: int = 200, *, binary: bool = False, seed: int = 0
+) -> TensorEntries:
     """Entries of a sum of biases and a product of factors."""
     generator = np.random.default_rng(seed)
     cells = generator.permutation(int(np.prod(shape)))[:count]
@@ -232,5 +234,7 @@ def test_the_plan_counts_its_work() -> None:
     assert large.runners[0] == recipe.RUNNERS[0]
     assert len(large.runners) < len(normal.runners)
     assert large.samples < normal.samples
-    assert recipe.plan("normal", 1000, 50, 2).runners == tuple(dict.fromkeys(recipe.plan("normal", 1000, 50, 2).runners))
+    assert recipe.plan("normal", 1000, 50, 2).runners == tuple(
+        dict.fromkeys(recipe.plan("normal", 1000, 50, 2).runners)
+    )
     assert all(runner.products == 0 for runner in recipe.plan("normal", 1000, 50, 2).runners)
