@@ -2,6 +2,7 @@
 
 import importlib.metadata
 import json
+import math
 import os
 import platform
 import subprocess
@@ -59,8 +60,14 @@ def dataset(run: Mapping[str, Any], source: str | Path | None) -> dict[str, str]
         "digest": run["digest"][:36],
         "source_type": "local",
         "source": json.dumps({"uri": _uri(source)}),
-        "profile": json.dumps({"entries": run["entries"] + run["held_out"], "modes": run["modes"]}),
+        "profile": json.dumps({"entries": _all_entries(run), "modes": run["modes"]}),
     }
+
+
+def _all_entries(run: Mapping[str, Any]) -> int:
+    """Of the data set; a sampled model is trained on held-out entries, too, once its race is over."""
+    entries: int = run["entries"]
+    return entries if run["config"]["method"] == "sampled" else entries + run["held_out"]
 
 
 def _uri(source: str | Path | None) -> str | None:
@@ -95,6 +102,22 @@ def numbers(record: Mapping[str, Any]) -> dict[str, float]:
     scales = {f"lengthscale.{place}": scale for place, scale in enumerate(record.get("lengthscales", ()))}
     terms = {f"term.{name}": term for name, term in record.get("terms", {}).items()}
     return {**{name: record[name] for name in _NUMBERS if record.get(name) is not None}, **terms, **scales}
+
+
+def child(start: Mapping[str, Any]) -> dict[str, Any]:
+    """A start of the paper's method, or a row of a race, as a nested run."""
+    if "seed" in start:
+        return {
+            "name": f"start with seed {start['seed']}",
+            "params": {"seed": start["seed"]},
+            "values": {"bound": start["bound"]},
+        }
+    numbers = {name: number for name, number in start.items() if name != "name" and number is not None}
+    return {
+        "name": f"race: {start['name']}",
+        "params": {"runner": start["name"]},
+        "values": {name: number for name, number in numbers.items() if math.isfinite(number)},
+    }
 
 
 def chosen(experiment: str | None, *, nested: bool) -> dict[str, str | None]:

@@ -196,19 +196,16 @@ class MLflowTracker(Tracker):
             self._journal.append("tags", tags={"gptf.note": text[:5000]})
 
     def compared(self, starts: Sequence[Mapping[str, Any]]) -> None:
-        """Write each start as a nested run."""
+        """Write each start, or each row of a race, as a nested run."""
         for start in starts:
-            self.journal.append(
-                "child",
-                name=f"start with seed {start['seed']}",
-                params={"seed": start["seed"]},
-                values={"bound": start["bound"]},
-            )
+            self.journal.append("child", **described.child(start))
 
     def finish(self, result: Any) -> None:
         """Write the final numbers, the figures and the model, and wait until a server that answers has them."""
         summary = result.summary
-        final = {f"final_{name}": summary[name] for name in ("bound", "steps", "seconds", "held_out")}
+        names = ("bound", "steps", "seconds", "held_out")
+        # A sampled model has no bound, and scores of its held-out entries by name, which report.scores has.
+        final = {f"final_{name}": summary[name] for name in names if isinstance(summary.get(name), int | float)}
         timings = {f"seconds_{name}": seconds for name, seconds in result.timings.items()}
         values = {**final, **timings, **report.scores(result)}
         self._metrics(summary["steps"], {name: value for name, value in values.items() if value is not None})

@@ -16,7 +16,7 @@ class LoggedRun:
     source: str | None  # of the entries; None if they were in memory
     reading: dict[str, Any]  # how the source was read
     digest: str  # the SHA-256 of the entries
-    bound: float | None  # of an entry, at the end; None if the run did not end well
+    metrics: dict[str, float]  # the last of each; those of the end are missing if the run did not end well
 
 
 def logged_run(run_id: str) -> LoggedRun:
@@ -29,5 +29,4 @@ def logged_run(run_id: str) -> LoggedRun:
         data = mlflow.artifacts.load_dict(f"{run.info.artifact_uri}/data.json")
     except Exception as error:
         raise TrackingError(f"MLflow must have the run. Got {run_id}: {mlflow_store.explain(error)}") from error
-    bound = run.data.metrics.get("final_bound")
-    return LoggedRun(config, data["uri"], data["reading"], data["digest"], bound)
+    return LoggedRun(config, data["uri"], data["reading"], data["digest"], dict(run.data.metrics))

@@ -17,7 +17,11 @@ class Tracker:
         """Something happened that a reader of the log should know."""
 
     def compared(self, starts: Sequence[Mapping[str, Any]]) -> None:
-        """Several starts were tried: the seed of each and its bound of an entry; the best goes on."""
+        """What was tried before the run went on with the best.
+
+        Method ``paper``: the seed of each start and its bound of an entry. Method ``sampled``: the rows of the race, each a name,
+        a weight (None for what took no part) and scores of the held-out entries.
+        """
 
     def finish(self, result: Any) -> None:
         """The run ended well: its :class:`~gptf_gpytorch.training.result.Result`."""
