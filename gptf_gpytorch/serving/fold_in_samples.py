@@ -69,9 +69,15 @@ class _Wider:
     def folded(self, rows: Tensor, values: Tensor, weights: Tensor | None) -> Sampled:
         """The chain with rows of the new entities, one draw for each sample."""
         chain, samples = self.chain, self.chain.samples
-        tables = self._tables(samples.tensors["rows"], samples.tensors["means"])
+        tables = self._stacked(samples.tensors["rows"], samples.tensors["means"])
         known = replace(samples, entities=self.wider, counts=None if samples.counts is None else self.counts)
-        wide = replace(chain, samples=replace(known, tensors={**samples.tensors, "rows": tables}))
+        process = chain.process
+        if process is not None:  # g is told of a new entity by zeros, the mean of all others
+            told = process.rows
+            process = replace(
+                process, rows=self._stacked(told[None], told.new_zeros(1, len(self.wider.ids), told.size(1)))[0]
+            )
+        wide = replace(chain, process=process, samples=replace(known, tensors={**samples.tensors, "rows": tables}))
         features, _ = wide.features(rows)
         for place in range(len(samples)):
             part = {name: tensor[place].double() for name, tensor in wide.samples.tensors.items()}
@@ -80,8 +86,8 @@ class _Wider:
             tables[place] = self._drawn(part, rows, values, weights, rest).float()
         return wide
 
-    def _tables(self, rows: Tensor, means: Tensor) -> Tensor:
-        """`[S, A, D]`: the known rows, and the prior mean for every new one."""
+    def _stacked(self, rows: Tensor, means: Tensor) -> Tensor:
+        """`[S, A, D]`: the known rows `[S, A', D]`, and the mean `[S, K, D]` of its mode for every new one."""
         parts = []
         for mode in range(len(self.wider.ids)):
             old = slice(*self.fitted.entities.offsets[mode : mode + 2])

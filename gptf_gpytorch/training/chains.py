@@ -14,7 +14,7 @@ from gptf_gpytorch.multilinear.layout import Entities
 from gptf_gpytorch.multilinear.sampler import Observations, Sampler
 from gptf_gpytorch.multilinear.samples import Samples
 from gptf_gpytorch.multilinear.state import State
-from gptf_gpytorch.training.process import Process
+from gptf_gpytorch.training.process import Process, inputs
 from gptf_gpytorch.training.recipe import Runner, Schedule
 
 # Entries that kernel parameters are learnt on, at most.
@@ -35,7 +35,7 @@ class Sampled:
         """Features of g `[n, p]` at entries, and the variance `[n]` they leave open; None without g."""
         if self.process is None or self.samples.counts is None:
             return None, None
-        features = self.process.features(self.samples.counts.new(rows))
+        features = self.process.features(inputs(self.process.rows, rows, self.samples.counts.new(rows)))
         return features, self.process.left(features)
 
     def moments(self, rows: Tensor, *, binary: bool) -> "Moments":
@@ -165,6 +165,8 @@ class Chain:
         self.state, self.sweep = self.sampler.start(), 0
         self.kept: list[State] = []
         self.process: Process | None = None
+        # Of the sweeps before g takes part, which is told of their mean.
+        self._row_sum = torch.zeros_like(self.state.rows)
 
     @property
     def done(self) -> bool:
@@ -177,6 +179,8 @@ class Chain:
             self._add_process(self._learn_process())
         self.sampler.sweep(self.state, self.sweep + 1)
         self.sweep += 1
+        if self.runner.process and self.process is None and self.sweep > self.schedule.burn_in // 4:
+            self._row_sum += self.state.rows
         if self.sweep in self._keep:
             self.kept.append(self.state.copy())
 
@@ -198,14 +202,24 @@ class Chain:
         residuals = torch.zeros(n, dtype=torch.float64)
         residuals[data.mine] = z - f
         residuals = self.communicator.sum(residuals[chosen])
-        inputs = data.counts.training(data.rows[chosen])
-        return Process.learnt(inputs, residuals, float(self.state.noise_precision), self.points, self.seed)
+        table = self._mean_rows()
+        x = inputs(table, data.rows[chosen], data.counts.training(data.rows[chosen]))
+        return Process.learnt(table, x, residuals, float(self.state.noise_precision), self.points, self.seed)
+
+    def _mean_rows(self) -> Tensor:
+        """`[A, D]`: the rows of the last sweeps on average, standardised over the entities of each mode."""
+        table = self._row_sum.clone()
+        for at in self.sampler.modes:
+            spread, mean = torch.std_mean(table[at], dim=0, correction=0)
+            table[at] = (table[at] - mean) / torch.where(spread > 1e-9, spread, 1.0)
+        return table
 
     def _add_process(self, process: Process) -> None:
         self.process = process
         if not len(self.state.process):
             self.state.process = torch.zeros(len(process.points), dtype=torch.float64)
-        self.sampler.add_process(process.features(self.data.counts.training(self.data.rows[self.data.mine])))
+        mine = self.data.rows[self.data.mine]
+        self.sampler.add_process(process.features(inputs(process.rows, mine, self.data.counts.training(mine))))
 
     def tensors(self) -> dict[str, Tensor]:
         """Where the chain is, for :meth:`load`."""
@@ -216,11 +230,13 @@ class Chain:
         }
         if self.process is not None:
             tensors |= {f"process.{name}": tensor for name, tensor in vars(self.process).items()}
+        elif self.runner.process:
+            tensors["told.row_sum"] = self._row_sum
         return tensors
 
     def load(self, tensors: dict[str, Tensor], sweep: int) -> None:
         """Go on from what :meth:`tensors` returned. A collective."""
-        parts: dict[str, dict[str, Any]] = {"state": {}, "kept": {}, "process": {}}
+        parts: dict[str, dict[str, Any]] = {"state": {}, "kept": {}, "process": {}, "told": {}}
         for name, tensor in tensors.items():
             part, _, rest = name.partition(".")
             parts[part][rest] = tensor.clone()
@@ -229,3 +245,5 @@ class Chain:
         self.kept = [State(**{name: t[place] for name, t in parts["kept"].items()}) for place in range(count)]
         if parts["process"]:
             self._add_process(Process(**parts["process"]))
+        if parts["told"]:
+            self._row_sum = parts["told"]["row_sum"]

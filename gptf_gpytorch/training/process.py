@@ -1,79 +1,74 @@
-"""g, the Gaussian process of the default model: told how often the entities of an entry occur, it explains what is left.
+"""g, the Gaussian process of the default model: told of the entities of an entry, it explains what is left.
 
 Kernel parameters and inducing points maximise the collapsed bound of the residuals; after that g is linear in the whitened values
 at its inducing points, which the sampler draws.
 """
 
+import math
 from dataclasses import dataclass
 
-import gpytorch
+import numpy as np
 import torch
 from torch import Tensor
 
-from gptf_gpytorch.initialization import initialize
-from gptf_gpytorch.variational.elbo import CollapsedELBO
-from gptf_gpytorch.variational.strategy import CollapsedVariationalStrategy
+from gptf_gpytorch.training.minimise import minimise
+from gptf_gpytorch.variational.bounds import theorem_1
+from gptf_gpytorch.variational.statistics import GaussianStatistics
 
 _JITTER = 1e-6
 # Steps of L-BFGS: the kernel has a lengthscale for each mode, and the residuals are mostly noise.
 _STEPS = 30
 
 
-class _ResidualGP(gpytorch.models.ApproximateGP):  # type: ignore[misc]
-    def __init__(self, inducing_points: Tensor) -> None:
-        super().__init__(CollapsedVariationalStrategy(self, inducing_points))
-        self.mean_module = gpytorch.means.ZeroMean()
-        rbf = gpytorch.kernels.RBFKernel(ard_num_dims=inducing_points.size(-1))
-        self.covar_module = gpytorch.kernels.ScaleKernel(rbf)
+def inputs(table: Tensor, rows: Tensor, counts: Tensor) -> Tensor:
+    """What g is told `[n, K + K c]` of entries with stacked rows `[n, K]`: log counts `[n, K]`, and rows of a table `[A, c]`.
 
-    def forward(self, x: Tensor) -> gpytorch.distributions.MultivariateNormal:
-        return gpytorch.distributions.MultivariateNormal(self.mean_module(x), self.covar_module(x))
+    An entity that does not occur (-1) is told by zeros, the mean of all others.
+    """
+    places = torch.where(rows < 0, len(table), rows.long())
+    told = torch.cat([table, table.new_zeros(1, table.size(1))])[places]
+    return torch.cat([counts, told.flatten(1)], dim=1)
 
 
 @dataclass(frozen=True)
 class Process:
     """An RBF process at fixed inducing points.
 
-    :param points: `[p, d]`.
+    Its input is what is known of the entities of an entry: how often each occurs, and the mean of its row.
+
+    :param rows: `[A, c]` standardised means of the rows of entities; `[A, 0]` if counts are all that g is told.
+    :param points: `[p, d]`, d = K + K c.
     :param lengthscale: `[d]`.
     :param outputscale: `[]`.
     """
 
+    rows: Tensor
     points: Tensor
     lengthscale: Tensor
     outputscale: Tensor
 
     @classmethod
-    def learnt(cls, inputs: Tensor, residuals: Tensor, noise_precision: float, points: int, seed: int) -> "Process":
+    def learnt(
+        cls, rows: Tensor, inputs: Tensor, residuals: Tensor, noise_precision: float, points: int, seed: int
+    ) -> "Process":
         """The process that explains residuals `[n]` at inputs `[n, d]` best, by the collapsed bound."""
-        points = min(points, len(inputs))
-        model = _ResidualGP(inputs[:points].clone()).to(inputs)
-        likelihood = gpytorch.likelihoods.GaussianLikelihood(
-            noise_constraint=gpytorch.constraints.GreaterThan(1e-8)
-        ).to(inputs)
-        mll = CollapsedELBO(likelihood, model, num_data=len(residuals))
-        initialize(mll, inputs, residuals, seed=seed)
-        likelihood.noise = 1.0 / noise_precision
-        likelihood.raw_noise.requires_grad_(False)
-        model.covar_module.base_kernel.lengthscale = float(inputs.size(1)) ** 0.5
-        model.covar_module.outputscale = 0.1
-        parameters = [parameter for parameter in mll.parameters() if parameter.requires_grad]
-        optimizer = torch.optim.LBFGS(parameters, max_iter=_STEPS, line_search_fn="strong_wolfe")
+        n, d = inputs.shape
+        chosen = np.random.default_rng(seed).permutation(n)[:points]
+        beta, zero = residuals.new_tensor(noise_precision), residuals.new_zeros(())
 
-        def closure() -> Tensor:
-            optimizer.zero_grad()
-            loss: Tensor = -mll(model.train()(inputs), residuals)
-            loss.backward()
-            return loss
+        def loss(points: Tensor, log_lengthscale: Tensor, log_outputscale: Tensor) -> Tensor:
+            process = cls(rows, points, log_lengthscale.exp(), log_outputscale.exp())
+            w = process.features(inputs)
+            a3 = n * process.outputscale
+            statistics = GaussianStatistics(
+                w.T @ w, w.T @ residuals, residuals @ residuals, a3, beta.new_tensor(n), zero
+            )
+            bound, _ = theorem_1(statistics, beta)
+            return -sum(bound, zero) / n
 
-        with torch.enable_grad():
-            optimizer.step(closure)
-        kernel = model.covar_module
-        return cls(
-            mll.strategy.inducing_points.detach().clone(),
-            kernel.base_kernel.lengthscale.detach().reshape(-1).clone(),
-            kernel.outputscale.detach().clone(),
-        )
+        start = [inputs[chosen], inputs.new_full((d,), 0.5 * math.log(d)), inputs.new_tensor(math.log(0.1))]
+        points, log_lengthscale, log_outputscale = minimise(loss, start, _STEPS)
+        return cls(rows, points, log_lengthscale.exp(), log_outputscale.exp())
 
     def features(self, inputs: Tensor) -> Tensor:
         """The features w `[n, p]`: k(B, x) whitened by the Cholesky factor of K_BB."""
@@ -88,4 +83,5 @@ class Process:
 
     def _kernel(self, a: Tensor, b: Tensor) -> Tensor:
         a, b = a / self.lengthscale, b / self.lengthscale
-        return self.outputscale * torch.exp(-0.5 * torch.cdist(a, b).square())
+        squares = a.square().sum(1)[:, None] + b.square().sum(1) - 2.0 * a @ b.T
+        return self.outputscale * torch.exp(-0.5 * squares.clamp(min=0.0))

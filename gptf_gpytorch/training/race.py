@@ -9,6 +9,7 @@ from torch import Tensor
 
 from gptf_gpytorch.data.entries import TensorEntries
 from gptf_gpytorch.training.chains import Moments
+from gptf_gpytorch.training.minimise import minimise
 
 #: How much even weights are worth, in nats for each runner.
 EVEN = 0.3
@@ -35,20 +36,15 @@ def stacked(y: Tensor, predictions: Tensor, weights: Tensor | None, *, binary: b
     Minimises n times the log loss, or n / 2 times the log of the squared error, minus :data:`EVEN` times the sum of the logs of
     the weights, which keeps few held-out entries from choosing a single runner by chance.
     """
-    logits = torch.zeros(len(predictions), dtype=torch.float64, requires_grad=True)
-    optimizer, n = torch.optim.LBFGS([logits], max_iter=300, line_search_fn="strong_wolfe"), len(y)
+    n = len(y)
 
-    def closure() -> Tensor:
-        optimizer.zero_grad()
+    def objective(logits: Tensor) -> Tensor:
         value = loss(y, logits.softmax(0) @ predictions, weights, binary=binary)
         value = value if binary else 0.5 * (value + 1e-300).log()
-        value = value - EVEN / n * logits.log_softmax(0).sum()
-        value.backward()
-        return value
+        return value - EVEN / n * logits.log_softmax(0).sum()
 
-    with torch.enable_grad():
-        optimizer.step(closure)
-    return logits.detach().softmax(0)
+    (logits,) = minimise(objective, [torch.zeros(len(predictions), dtype=torch.float64)], 300)
+    return logits.softmax(0)
 
 
 def selected(y: Tensor, predictions: Tensor, weights: Tensor | None, most: int, *, binary: bool) -> dict[int, float]:
