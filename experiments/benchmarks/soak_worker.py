@@ -19,8 +19,10 @@ from typing import Any
 from gptf_gpytorch import cli
 from gptf_gpytorch.commands import train
 from gptf_gpytorch.distributed.elastic import ElasticCommunicator
-from gptf_gpytorch.training import checkpoints, commits
+from gptf_gpytorch.training import checkpoints, store
+from gptf_gpytorch.training.commits import Commits
 from gptf_gpytorch.training.objective import BoundObjective
+from gptf_gpytorch.training.state import Snapshot
 from gptf_gpytorch.variational.evaluation import Evaluation
 
 LENGTH = 128
@@ -79,6 +81,19 @@ class Observed(ElasticCommunicator):
         now.committed()
 
 
+class ObservedCommits(Commits):
+    """Says which step it holds: one that was taken here, or that another worker remembered."""
+
+    @property
+    def last(self) -> Snapshot | None:
+        return self._last
+
+    @last.setter
+    def last(self, state: Snapshot | None) -> None:
+        self._last = state
+        now.step = 0 if state is None else state.iteration
+
+
 def observe(owner: Any, name: str, phase: str) -> None:
     """Say that a function runs while it does."""
     original = getattr(owner, name)
@@ -90,19 +105,13 @@ def observe(owner: Any, name: str, phase: str) -> None:
     setattr(owner, name, observed)
 
 
-def keep(self: commits.Commits, mll: Any, optimizer: Any, progress: Any) -> None:
-    KEEP(self, mll, optimizer, progress)
-    now.step = progress.iteration
-
-
-KEEP = commits.Commits.keep
 FOLDER = Path(sys.argv[1])
 now: Now
 
 if __name__ == "__main__":
     sys.argv[1:2] = []
     train.ElasticCommunicator = Observed  # type: ignore[misc]
-    commits.Commits.keep = keep  # type: ignore[method-assign]
+    store.Commits = ObservedCommits  # type: ignore[misc]
     observe(BoundObjective, "__call__", "map")
     observe(Evaluation, "_solve", "lambda")
     observe(checkpoints, "save", "save")
