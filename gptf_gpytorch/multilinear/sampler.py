@@ -1,5 +1,6 @@
 """One sweep of the sampler: every unknown is drawn given all others."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -51,6 +52,8 @@ class Sampler:
     """Sweeps over the multilinear model of some entries.
 
     :param prior: of the rows of a mode: a full normal-Wishart, or independent columns.
+    :param least_noise: the smallest standard deviation of the noise of real values, in their units. Where ranks are large, a
+        chain may explain the noise of its entries; a floor keeps it from that.
     :param compiled: None takes the compiled loops if they are there.
     """
 
@@ -60,11 +63,13 @@ class Sampler:
         ranks: Ranks,
         *,
         prior: priors.PriorName = "independent",
+        least_noise: float = 0.0,
         seed: int = 0,
         communicator: Communicator | None = None,
         compiled: bool | None = None,
     ) -> None:
         self.data, self.ranks, self.prior, self.seed = data, ranks, prior, seed
+        self.largest_precision = least_noise**-2.0 if least_noise else math.inf
         self.communicator = SingleProcess() if communicator is None else communicator
         self.compiled = loops is not None if compiled is None else compiled
         offsets = data.entities.offsets
@@ -141,7 +146,8 @@ class Sampler:
         squares, projected = summed[0], summed[1 : len(sums)]
         if not self.data.binary:
             shape = priors.SHAPE + self.count / 2.0
-            state.noise_precision = generator.standard_gamma(shape) / (priors.RATE + squares / 2.0)
+            drawn = generator.standard_gamma(shape) / (priors.RATE + squares / 2.0)
+            state.noise_precision = drawn.clamp(max=self.largest_precision)
         noise = torch.from_numpy(generator.standard_normal(len(projected)))
         # N(0, 1) on the coefficients of standardised covariates; next to flat on c.
         prior = torch.ones_like(projected)

@@ -18,7 +18,7 @@ from gptf_gpytorch.training.process import Process, inputs
 from gptf_gpytorch.training.recipe import Runner, Schedule
 
 # Entries that kernel parameters are learnt on, at most.
-_LEARNT_ON = 4000
+_LEARNT_ON = 10_000
 # Entries that labels with weights may become, at most.
 _REPEATED = 1_000_000
 
@@ -159,6 +159,7 @@ class Chain:
             ),
             runner.ranks,
             prior=runner.prior,
+            least_noise=runner.least_noise * float(data.values.std(correction=0)),
             seed=seed,
             communicator=communicator,
         )
@@ -207,7 +208,9 @@ class Chain:
         return Process.learnt(table, x, residuals, float(self.state.noise_precision), self.points, self.seed)
 
     def _mean_rows(self) -> Tensor:
-        """`[A, D]`: the rows of the last sweeps on average, standardised over the entities of each mode."""
+        """`[A, D]`: the rows of the last sweeps on average, standardised over the entities of each mode; `[A, 0]` if untold."""
+        if self.runner.process == "counts":
+            return self._row_sum[:, :0]
         table = self._row_sum.clone()
         for at in self.sampler.modes:
             spread, mean = torch.std_mean(table[at], dim=0, correction=0)

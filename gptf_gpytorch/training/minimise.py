@@ -21,7 +21,7 @@ def minimise(loss: Callable[..., Tensor], start: Sequence[Tensor], steps: int) -
             parameters = [part.clone().requires_grad_() for part in unpacked(x)]
             value = loss(*parameters)
             gradient = torch.autograd.grad(value, parameters)
-        return float(value), torch.cat([part.flatten() for part in gradient]).numpy()
+        return float(value.detach()), torch.cat([part.flatten() for part in gradient]).detach().numpy()
 
     x = torch.cat([tensor.flatten() for tensor in start]).double().numpy()
     found = minimize(value_and_gradient, x, jac=True, method="L-BFGS-B", options={"maxiter": steps})

@@ -17,7 +17,7 @@ from gptf_gpytorch.variational.statistics import GaussianStatistics
 
 _JITTER = 1e-6
 # Steps of L-BFGS: the kernel has a lengthscale for each mode, and the residuals are mostly noise.
-_STEPS = 30
+_STEPS = 40
 
 
 def inputs(table: Tensor, rows: Tensor, counts: Tensor) -> Tensor:

@@ -36,6 +36,7 @@ from gptf_gpytorch.multilinear.priors import PriorName
 from gptf_gpytorch.multilinear.state import Ranks
 
 EffortName = Literal["quick", "normal", "thorough"]
+Told = Literal["counts", "rows"]
 EFFORTS: tuple[EffortName, ...] = get_args(EffortName)
 
 
@@ -47,14 +48,17 @@ class Runner:
     :param products: factors for products of all modes (R).
     :param prior: of the rows of a mode.
     :param counts: whether log counts of entities are covariates.
-    :param process: whether g takes part, told of the counts.
+    :param process: what g is told of the entities of an entry: how often they occur, or that and the means of their rows.
+        None: g takes no part.
+    :param least_noise: the smallest standard deviation of the noise, as a share of that of the values (real values only).
     """
 
     pairs: int
     products: int
     prior: PriorName = "independent"
     counts: bool = False
-    process: bool = False
+    process: Told | None = None
+    least_noise: float = 0.0
 
     @property
     def ranks(self) -> Ranks:
@@ -66,25 +70,27 @@ class Runner:
         parts += [f"pairs {self.pairs}"] if self.pairs else []
         parts += [f"products {self.products}"] if self.products else []
         parts += ["counts"] if self.counts else []
-        parts += ["Gaussian process"] if self.process else []
-        return " + ".join(parts) + (", full prior" if self.prior == "full" else "")
+        parts += [f"Gaussian process of {self.process}"] if self.process else []
+        full = ", full prior" if self.prior == "full" else ""
+        return " + ".join(parts) + full + (f", noise >= {self.least_noise:g}" if self.least_noise else "")
 
 
 #: In the order of their cost; the first is the additive model.
 RUNNERS: tuple[Runner, ...] = (
     Runner(0, 0),
     Runner(0, 0, counts=True),
-    Runner(0, 0, counts=True, process=True),
+    Runner(0, 0, counts=True, process="counts"),
     Runner(3, 3, counts=True),
     Runner(8, 0, counts=True),
-    Runner(0, 8, prior="full"),
     Runner(8, 8),
     Runner(8, 8, prior="full", counts=True),
-    Runner(8, 16, counts=True),
-    Runner(8, 16, prior="full"),
-    Runner(0, 16, prior="full"),
+    Runner(8, 8, prior="full", counts=True, least_noise=0.2),
+    Runner(0, 16, prior="full", process="rows"),
+    Runner(0, 32, prior="full", least_noise=0.3),
     Runner(8, 32),
-    Runner(0, 32, prior="full"),
+    Runner(8, 32, least_noise=0.2),
+    Runner(8, 32, prior="full"),
+    Runner(0, 64, prior="full"),
 )
 
 
@@ -134,6 +140,7 @@ def plan(
     entities: int,
     modes: int,
     *,
+    binary: bool,
     pairs: int | None = None,
     products: int | None = None,
     counts: bool | None = None,
@@ -154,7 +161,8 @@ def plan(
             pairs=runner.pairs if pairs is None else pairs,
             products=runner.products if products is None else products,
             counts=runner.counts if counts is None else counts,
-            process=runner.process if process is None else process,
+            least_noise=0.0 if binary else runner.least_noise,
+            process=runner.process if process is None else (runner.process or "rows") if process else None,
         )
         if runner not in runners:
             runners.append(runner)
@@ -181,7 +189,7 @@ def plan(
 def _cost(runner: Runner, entries: int, entities: int, modes: int) -> float:
     """Multiplications of a sweep, about."""
     D = runner.ranks.columns
-    return modes * entries * (D * D / 2 + 50 + _POINTS * runner.process) + entities * D**3 / 2
+    return modes * entries * (D * D / 2 + 50 + _POINTS * bool(runner.process)) + entities * D**3 / 2
 
 
 def _fitting(wanted: Schedule, cost: float, budget: float) -> Schedule:

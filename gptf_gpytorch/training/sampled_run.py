@@ -129,6 +129,7 @@ class SampledRun(Run):
             n,
             entities.offsets[-1],
             len(entries.shape),
+            binary=self.binary,
             pairs=config.pairs,
             products=config.products,
             counts=config.counts,

@@ -226,15 +226,15 @@ def test_labels_with_weights_count_as_often() -> None:
 
 def test_the_plan_counts_its_work() -> None:
     """More effort is more work; many entries get fewer sweeps and no runner beyond the budget."""
-    quick, normal, thorough = (recipe.plan(effort, 20_000, 500, 3) for effort in recipe.EFFORTS)
+    quick, normal, thorough = (recipe.plan(effort, 20_000, 500, 3, binary=False) for effort in recipe.EFFORTS)
     work = [sum(s.sweeps for s in (*p.race, *p.long[: p.most])) for p in (quick, normal, thorough)]
     assert work == sorted(work)
     assert len(set(work)) == 3
-    large = recipe.plan("normal", 3_000_000, 1_000_000, 3)
+    large = recipe.plan("normal", 3_000_000, 1_000_000, 3, binary=False)
     assert large.runners[0] == recipe.RUNNERS[0]
     assert len(large.runners) < len(normal.runners)
     assert large.samples < normal.samples
-    assert recipe.plan("normal", 1000, 50, 2).runners == tuple(
-        dict.fromkeys(recipe.plan("normal", 1000, 50, 2).runners)
+    assert recipe.plan("normal", 1000, 50, 2, binary=True).runners == tuple(
+        dict.fromkeys(recipe.plan("normal", 1000, 50, 2, binary=True).runners)
     )
-    assert all(runner.products == 0 for runner in recipe.plan("normal", 1000, 50, 2).runners)
+    assert all(runner.products == 0 for runner in recipe.plan("normal", 1000, 50, 2, binary=True).runners)
