@@ -225,17 +225,19 @@ def test_the_readmes_commands_run(tmp_path: Path) -> None:
     rows = [f"u{user},{ad},{page},1" for user, ad, page in chosen.tolist()]
     (tmp_path / "clicks.csv").write_text("\n".join(["user,ad,page,value", *rows]) + "\n")
     for line in (one, many):
-        words = [*shlex.split(line, comments=True), "--max-iterations", "5"]
+        words = shlex.split(line, comments=True)
         assert words[words.index("gptf") :][:2] == ["gptf", "train"]
         words[words.index("gptf")] = str(GPTF)
-        words[-3] = words[-3] + str(len(words))  # a folder of its own
+        output = words[-1] + str(len(words))  # a folder of its own
+        words[-1:] = [output, "--effort", "quick", "--sweeps", "5"]
         if words[0] == "horovodrun":
             text = Job(int(words[2]), *words[3:], cwd=tmp_path).finish()
-            assert "270 entries of 20 user x 15 ad x 10 page, 30 held out; probit" in text
+            assert "300 entries of 20 user x 15 ad x 10 page, 60 held out; probit, sampled, effort quick" in text
+            assert "on 60 held-out entries: together these predict them best, and run on all 300 entries" in text
             assert ", 2 workers" in text
         else:
             subprocess.run(words, check=True, cwd=tmp_path, capture_output=True, timeout=120)
-        assert (tmp_path / words[-3] / "model").is_dir()
+        assert (tmp_path / output / "model").is_dir()
 
 
 ASKED = """

@@ -18,7 +18,7 @@ from logged_runs import SMALL, run_of, steps_of, wait_for
 from servers import Server, tool
 from small_tensor import make_entries
 
-from gptf_gpytorch import InputError, MLflowTracker, NumericalError, Tracker, fit
+from gptf_gpytorch import FittedModel, InputError, MLflowTracker, NumericalError, Tracker, fit
 from gptf_gpytorch.data import read
 from gptf_gpytorch.tracking.journal import Journal
 from gptf_gpytorch.training.problem import digest
@@ -245,14 +245,23 @@ def test_a_sweep_is_a_table_and_nested_runs(server: Server, client: Any, csv: Pa
 @pytest.mark.skipif(not tool("horovodrun").exists(), reason="Horovod is not installed")
 def test_of_two_workers_one_speaks(client: Any, csv: Path, tmp_path: Path) -> None:
     command = [tool("horovodrun"), "-np", "2", "--gloo", tool("gptf"), "train", csv, "--output", tmp_path / "run"]
-    command += ["--rank", "2", "--inducing", "10", "--max-iterations", "3", "--track", "mlflow", "--experiment", "two"]
+    command += ["--effort", "quick", "--pairs", "1", "--products", "1", "--sweeps", "9", "--samples", "3"]
+    command += ["--track", "mlflow", "--experiment", "two"]
     done = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stdout + done.stderr
     (journal,) = Journal.all(tmp_path / "run")
     wait_for(journal)
-    (run,) = client.search_runs([client.get_experiment_by_name("two").experiment_id])
+    runs = client.search_runs([client.get_experiment_by_name("two").experiment_id])
+    (run,) = [run for run in runs if "mlflow.parentRunId" not in run.data.tags]
     assert (run.info.status, run.data.tags["workers"]) == ("FINISHED", "2")
-    assert [step for step, _ in steps_of(client, run.info.run_id, "bound")] == [1, 2, 3]
+    history = FittedModel.load(tmp_path / "run").history
+    wanted = [(record["iteration"], record["noise"]) for record in history["trace"]]
+    assert steps_of(client, run.info.run_id, "noise") == wanted
+    assert [step for step, _ in wanted] == list(range(1, int(run.data.metrics["final_steps"]) + 1))
+    children = [child for child in runs if child.data.tags.get("mlflow.parentRunId") == run.info.run_id]
+    assert sorted(child.info.run_name for child in children) == sorted(
+        f"race: {row['name']}" for row in history["race"]
+    )
 
 
 def test_a_sweep_that_is_repeated_keeps_its_parent(client: Any, csv: Path, tmp_path: Path) -> None:
