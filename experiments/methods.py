@@ -1,4 +1,4 @@
-"""The methods of the tables by name: ours, alone and on workers, and the baselines, which are imported when they are used."""
+"""The methods of the tables by name: the package's two, alone and on workers, and the baselines, imported when they are used."""
 
 import importlib
 import json
@@ -25,6 +25,8 @@ from gptf_gpytorch.training.saved import KIND
 
 JOB = Path(__file__).with_name("fit_on_workers.py")
 REGISTRY = {
+    "sampled": "methods:Sampled",
+    "sampled_on_workers": "methods:SampledOnWorkers",
     "ours": "methods:Ours",
     "ours_on_workers": "methods:OursOnWorkers",
     "mean": "baselines.simple:Mean",
@@ -46,7 +48,10 @@ REGISTRY = {
     "fm": "baselines.linear:FactorizationMachine",
     "smurff": "baselines.bayesian_cp:Smurff",
 }
-RANKLESS = ("mean", "popularity", "additive", "counts_logistic", "logistic", "linear_svm")
+RANKLESS = (
+    *("mean", "popularity", "additive", "counts_logistic", "logistic", "linear_svm"),
+    *("sampled", "sampled_on_workers"),  # the race chooses
+)
 
 
 def make(name: str, options: Mapping[str, Any]) -> Method:
@@ -67,16 +72,17 @@ def make(name: str, options: Mapping[str, Any]) -> Method:
 
 
 class Ours:
-    """The package's ``fit``, of the paper's method.
+    """The package's ``fit`` of the paper's method.
 
     :param ensemble: fits from this many seeds, whose predictions are averaged.
-    :param options: fields of :class:`TrainConfig`, but for the rank, the seed and the likelihood, which the task says.
+    :param options: fields of :class:`TrainConfig`, except the rank, the seed and the likelihood, which come from the task.
     """
 
     name: ClassVar[str] = "ours"
+    trained: ClassVar[dict[str, Any]] = {"method": "paper"}
 
     def __init__(self, ensemble: int = 1, **options: Any) -> None:
-        self.ensemble, self.config = ensemble, TrainConfig.of({"method": "paper", **options}, self.name)
+        self.ensemble, self.config = ensemble, TrainConfig.of({**self.trained, **options}, self.name)
 
     def fit(self, task: Task) -> Fitted:
         """Train on the task's entries."""
@@ -87,25 +93,39 @@ class Ours:
             found: Array = np.mean([predict(model, indices).mean.numpy() for model in models], axis=0)
             return found
 
-        first = models[0].history or History()
-        return Fitted(values, probabilities=task.binary, details={**_details(first), "series": _series(first)})
+        return Fitted(values, probabilities=task.binary, details=self._details(models[0]))
 
     def _config(self, task: Task) -> TrainConfig:
-        likelihood: Likelihood = "probit" if task.binary else "gaussian"
-        return replace(self.config, rank=task.rank, seed=task.seed, likelihood=likelihood)
+        return replace(self.config, rank=task.rank, seed=task.seed, likelihood=_likelihood(task))
 
     def _fit(self, task: Task, config: TrainConfig) -> FittedModel:
         return fit(task.train, config).fitted
 
+    def _details(self, model: Any) -> dict[str, Any]:
+        history = model.history or History()
+        return {**_details(history), "series": _series(history)}
 
-class OursOnWorkers(Ours):
-    """The same in a job of ``horovodrun``, whose workers have a thread each.
+
+class Sampled(Ours):
+    """The package's ``fit`` with its defaults, which has no rank: a race chooses the sizes of the model."""
+
+    name: ClassVar[str] = "sampled"
+    trained: ClassVar[dict[str, Any]] = {}
+
+    def _config(self, task: Task) -> TrainConfig:
+        return replace(self.config, seed=task.seed, likelihood=_likelihood(task))
+
+    def _details(self, model: Any) -> dict[str, Any]:
+        found = model.describe()
+        return {name: found[name] for name in ("chains", "samples", "held_out")} | {"notes": model.history["notes"]}
+
+
+class OnWorkers(Ours):
+    """A fit in a job of ``horovodrun``, whose workers have a thread each.
 
     :param workers: of the job.
     :param entries: train on so many of the entries, drawn at random; on all by default.
     """
-
-    name: ClassVar[str] = "ours_on_workers"
 
     def __init__(self, workers: int = 2, entries: int | None = None, **options: Any) -> None:
         super().__init__(**options)
@@ -131,6 +151,22 @@ class OursOnWorkers(Ours):
             if done.returncode:
                 raise InputError(f"A job of {self.workers} workers must succeed. Got:\n{done.stdout}{done.stderr}")
             return FittedModel.load(Path(folder) / "run" / KIND)
+
+
+class OursOnWorkers(OnWorkers):
+    """The paper's method on workers."""
+
+    name: ClassVar[str] = "ours_on_workers"
+
+
+class SampledOnWorkers(OnWorkers, Sampled):
+    """The default method on workers."""
+
+    name: ClassVar[str] = "sampled_on_workers"
+
+
+def _likelihood(task: Task) -> Likelihood:
+    return "probit" if task.binary else "gaussian"
 
 
 def _details(history: History) -> dict[str, Any]:

@@ -7,6 +7,7 @@ long), and ``[methods.LABEL]`` for each row, whose keys are options of the metho
 - ``method``: the name in the registry, where the label is another one;
 - ``data``: the data sets that it is for, all by default;
 - ``folds`` and ``ranks``: others than those of the data set or the table;
+- ``repeats``: fits of each cell, from as many seeds, over which scores are averaged; 1 by default;
 - ``vary``: options with several values, each of which is a row of its own, ``LABEL option=value``, or a list of the options of
   each row;
 - ``on``: options for one data set, as in ``on.acc = {inducing = 200}``, which may have a ``vary`` of their own.
@@ -27,7 +28,7 @@ from gptf_gpytorch import InputError
 
 CONFIGS = Path(__file__).with_name("configs")
 TABLES = ("small", "large", "ctr", "scalability")
-_WORDS = ("method", "data", "folds", "ranks", "vary", "on")
+_WORDS = ("method", "data", "folds", "ranks", "repeats", "vary", "on")
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,7 @@ class Cell:
     :param label: the row that it belongs to.
     :param rank: None for a method that has none.
     :param method: its name in the registry.
+    :param repeat: numbers the fits that differ in the seed alone.
     """
 
     data: str
@@ -46,11 +48,13 @@ class Cell:
     method: str
     options: Mapping[str, Any]
     seed: int
+    repeat: int = 0
 
     @property
     def place(self) -> str:
         """Where it is in the table."""
-        return f"{self.data}/{self.label}/{self.rank or '-'}/{self.fold}"
+        repeat = f".{self.repeat}" if self.repeat else ""
+        return f"{self.data}/{self.label}/{self.rank or '-'}/{self.fold}{repeat}"
 
     @property
     def key(self) -> str:
@@ -83,13 +87,14 @@ class Plan:
         if content["ours"] not in content["methods"]:
             raise InputError(f"ours must be the label of a method of the table. Got {content['ours']!r} in {path}.")
         cells = [
-            Cell(data, row, rank, fold, method, options, content["seed"])
+            Cell(data, row, rank, fold, method, options, content["seed"] + repeat, repeat)
             for data, about in content["data"].items()
             for fold in about["folds"]
             for label, keys in content["methods"].items()
             if data in keys.get("data", content["data"]) and fold in keys.get("folds", about["folds"])
             for row, method, options in _rows(label, keys, data)
             for rank in ([None] if method in RANKLESS else keys.get("ranks", about.get("ranks", content["ranks"])))
+            for repeat in range(keys.get("repeats", 1))
         ]
         slow = frozenset(data for data, about in content["data"].items() if not about.get("quick", True))
         return cls(name, content["ours"], tuple(cells), slow)
@@ -105,7 +110,7 @@ class Plan:
     ) -> "Plan":
         """A part of it: the cells that are in every collection that is not empty.
 
-        :param quick: of each data set that is not slow the first fold and the lowest rank, every method.
+        :param quick: of each data set that is not slow the first fold, the lowest rank and one seed, every method.
         """
         parts: dict[str, tuple[str, Collection[Any]]] = {
             "--only": ("label", labels),
@@ -133,7 +138,7 @@ class Plan:
                 cell.data: min(c.rank for c in cells if c.data == cell.data and c.rank) for cell in cells if cell.rank
             }
             cells = [c for c in cells if c.fold == first[c.data] and c.rank in (None, lowest.get(c.data))]
-            cells = [c for c in cells if c.data not in self.slow]
+            cells = [c for c in cells if c.data not in self.slow and not c.repeat]
         if not cells:
             raise InputError(
                 f"A part of the table {self.name} must have fits. Got none: {', '.join(self.slow)} are not quick."

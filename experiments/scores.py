@@ -38,7 +38,7 @@ class Row:
     """A method at a rank, over all folds and test sets.
 
     :param error: the standard error of the mean; None where there is one value.
-    :param p: of the paired t-test against ours at the same rank.
+    :param p: of the paired t-test against ours at the same rank, or against the one ours where it has no rank.
     :param better: whether it is better than ours there, on average.
     :param seconds: of one fit.
     """
@@ -73,7 +73,7 @@ def rows(plan: Plan, cells: Cells, metric: str | None = None) -> list[Row]:
         if not mine:
             continue
         ranks = sorted({c.rank for c in plan.cells if c.data == data and c.label == plan.ours and c.rank is not None})
-        against = rank if rank is not None or not ranks else ranks[0]
+        against = None if not ranks else ranks[0] if rank is None else rank
         ours = _values(done.get((data, plan.ours, against), []), name) if label != plan.ours else {}
         values = list(mine.values())
         error = float(np.std(values, ddof=1) / np.sqrt(len(values))) if len(values) > 1 else None
@@ -85,12 +85,12 @@ def rows(plan: Plan, cells: Cells, metric: str | None = None) -> list[Row]:
 
 
 def _values(fits: Sequence[tuple[Cell, Mapping[str, Any]]], metric: str) -> dict[tuple[int, int], float]:
-    """A metric by fold and test set."""
-    return {
-        (cell.fold, place): value
-        for cell, result in fits
-        for place, value in enumerate(result["metrics"].get(metric, []))
-    }
+    """A metric by fold and test set, averaged over seeds, so that tests and errors are not about repeated fits."""
+    found: dict[tuple[int, int], list[float]] = {}
+    for cell, result in fits:
+        for place, value in enumerate(result["metrics"].get(metric, [])):
+            found.setdefault((cell.fold, place), []).append(value)
+    return {key: float(np.mean(values)) for key, values in found.items()}
 
 
 def _compared(

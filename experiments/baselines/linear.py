@@ -14,7 +14,9 @@ from torch import Tensor
 
 from baselines.base import Array, Fitted, Task
 from baselines.tools import choose, one_hot, require_binary
-from gptf_gpytorch.factors import LatentFactors
+
+# Levels of how often an entity occurs, two for each doubling: the last one is of 740,000 entries and more.
+_LEVELS = 40
 
 
 @dataclass(frozen=True)
@@ -71,7 +73,7 @@ class FactorizationMachine:
 
     Its regularisation is sampled, so there is none to choose; labels have a probit link.
 
-    :param occurrences: whether how often an entity occurs, in the levels of ours, is a further one-hot mode for each mode.
+    :param occurrences: whether how often an entity occurs, in 40 levels, is a further one-hot mode for each mode.
     :param samples: of the chain.
     :param kept: how many of the last ones are averaged.
     """
@@ -82,12 +84,19 @@ class FactorizationMachine:
     kept: int = 100
 
     def fit(self, task: Task) -> Fitted:
-        modes = LatentFactors(task.train.shape, 1, occurrences=self.occurrences)
-        if self.occurrences:
-            columns = zip(task.train.indices.T, modes.entities, strict=True)
-            modes.count_([torch.bincount(column.long(), minlength=d) for column, d in columns])
-        shape = modes.shape
-        features, y = one_hot(modes.check(task.train.indices), shape), task.train.values.double().numpy()
+        train = task.train
+        levels = [
+            _level(torch.bincount(column.long(), minlength=d))
+            for column, d in zip(train.indices.T, train.shape, strict=True)
+            if self.occurrences
+        ]
+        shape = train.shape + (_LEVELS,) * len(levels)
+
+        def told(indices: Tensor) -> Tensor:
+            columns = [level[indices[:, mode].long()] for mode, level in enumerate(levels)]
+            return torch.cat([indices.long(), *(column[:, None] for column in columns)], dim=1)
+
+        features, y = one_hot(told(train.indices), shape), train.values.double().numpy()
         model = (myfm.MyFMClassifier if task.binary else myfm.MyFMRegressor)(task.rank, random_seed=task.seed)
         with redirect_stderr(io.StringIO()):  # its bar
             model.fit(
@@ -97,7 +106,12 @@ class FactorizationMachine:
                 n_kept_samples=min(self.kept, self.samples),
                 group_shapes=list(shape),
             )
-        return Fitted(lambda indices: _predict(model, modes.check(indices), shape), task.binary)
+        return Fitted(lambda indices: _predict(model, told(indices), shape), task.binary)
+
+
+def _level(count: Tensor) -> Tensor:
+    """The level `[d]` of entities that occur so often; one that does not occur is like one that occurs once."""
+    return (2.0 * count.clamp(min=1).double().log2()).round().long().clamp(max=_LEVELS - 1)
 
 
 def _predict(model: Any, indices: Tensor, shape: tuple[int, ...]) -> Array:
