@@ -111,6 +111,11 @@ def calibration(results: Path = RESULTS) -> str:
     return "\n".join(lines)
 
 
+def points_in_time(found: Sequence[Row]) -> list[tuple[str, int]]:
+    """The data sets and ranks of accuracy against time; ours, which has no rank, is shown at each."""
+    return list(dict.fromkeys((r.data, r.rank) for r in found if r.label.startswith("time-") and r.rank is not None))
+
+
 def equal_time(results: Path = RESULTS) -> str:
     """SVGP-Adam at its best on every data set, what ours has reached by then, when it was as good, and where it is too late."""
     plan = Plan.read("scalability")
@@ -123,10 +128,10 @@ def equal_time(results: Path = RESULTS) -> str:
         "ours as good at its points",
     )
     lines = [f"| {' | '.join(names)} |", "|---" * len(names) + "|"]
-    for data, rank in dict.fromkeys((row.data, row.rank) for row in found):
+    for data, rank in points_in_time(found):
         theirs, mine = (
-            [row for row in found if (row.data, row.rank) == (data, rank) and row.label.startswith(f"time-{name} ")]
-            for name in ("svgp", "ours")
+            [row for row in found if row.data == data and row.rank in at and row.label.startswith(f"time-{name} ")]
+            for name, at in (("svgp", (rank,)), ("ours", (None,)))
         )
         if not theirs or not mine:
             continue

@@ -10,7 +10,7 @@ from typing import Any
 import click
 import matplotlib as mpl
 from benchmarks import STYLE
-from experiment_tables import RESULTS, Plan, Row, Store, best_since, published, rows
+from experiment_tables import RESULTS, Plan, Row, Store, best_since, points_in_time, published, rows
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.figure import Figure
@@ -82,12 +82,12 @@ def _plain_log(axes: Axes, axis: Axis, digits: Sequence[float] = (1.0, 2.0, 5.0)
 
 
 def _line(axes: Axes, line: list[Row], colour: Any, *, bold: bool) -> None:
+    style = {"color": OURS, "linewidth": 2.6, "zorder": 3} if bold else {"color": colour, "linewidth": 1.2}
     if line[0].rank is None:  # the same at all ranks
-        axes.axhline(line[0].mean, color=colour, linestyle=":", label=line[0].label)
+        axes.axhline(line[0].mean, linestyle="-" if bold else ":", label=line[0].label, **style)
         return
     at = [row.rank for row in line]
     errors = [row.error or 0.0 for row in line]
-    style = {"color": OURS, "linewidth": 2.6, "zorder": 3} if bold else {"color": colour, "linewidth": 1.2}
     axes.errorbar(at, [r.mean for r in line], errors, marker="o", capsize=2, label=line[0].label, **style)
 
 
@@ -112,7 +112,7 @@ def scalability(plan: Plan, cells: dict[str, Any]) -> Figure:
     """Speed against workers, cost against entries, and for every data set accuracy against time."""
     done = [(cell, cells[cell.key]) for cell in plan.cells if cell.key in cells]
     found = [row for row in rows(plan, cells) if row.label.startswith("time-")]
-    names = list(dict.fromkeys((row.data, row.rank) for row in found))
+    names = points_in_time(found)
     columns = 4
     lines = -(-(2 + len(names)) // columns)
     panels = Figure(figsize=(2.8 * columns, 2.5 * lines), layout="constrained")
@@ -131,7 +131,7 @@ def scalability(plan: Plan, cells: dict[str, Any]) -> Figure:
     cost.set(title="acc: seconds an evaluation", xlabel="entries")
     colours = {"time-ours": OURS, "time-svgp": COLOURS[0], "time-cp": COLOURS[4]}
     for axes, (data, rank) in zip(others, names, strict=False):
-        mine = [row for row in found if (row.data, row.rank) == (data, rank)]
+        mine = [row for row in found if row.data == data and row.rank in (rank, None)]
         for label, colour in colours.items():
             line = sorted((row.seconds, row.mean) for row in mine if row.label.startswith(f"{label} "))
             if line:
