@@ -17,8 +17,6 @@ from gptf_gpytorch.multilinear.state import State
 from gptf_gpytorch.training.process import Process, inputs
 from gptf_gpytorch.training.recipe import Runner, Schedule
 
-# Entries that kernel parameters are learnt on, at most.
-_LEARNT_ON = 10_000
 # Entries that labels with weights may become, at most.
 _REPEATED = 1_000_000
 
@@ -132,6 +130,8 @@ class Chain:
 
     :param seed: of this chain.
     :param samples: how many are kept, evenly spread over the sweeps after burn-in.
+    :param points: inducing points of g.
+    :param learnt_on: entries that the kernel of g is learnt on, at most.
     """
 
     def __init__(
@@ -142,11 +142,12 @@ class Chain:
         *,
         samples: int,
         points: int,
+        learnt_on: int,
         seed: int,
         communicator: Communicator,
     ) -> None:
         self.data, self.runner, self.schedule = data, runner, schedule
-        self.points, self.seed, self.communicator = points, seed, communicator
+        self.points, self.learnt_on, self.seed, self.communicator = points, learnt_on, seed, communicator
         after = schedule.sweeps - schedule.burn_in
         self._keep = set((schedule.burn_in + np.ceil(np.arange(1, samples + 1) * after / samples)).astype(int).tolist())
         mine = data.mine
@@ -196,7 +197,7 @@ class Chain:
         """Kernel parameters from residuals of some entries of all workers: every worker learns the same. A collective."""
         data, generator = self.data, np.random.default_rng([self.seed, 1_000_000_000])
         n = len(data.values)
-        chosen = torch.from_numpy(np.sort(generator.permutation(n)[:_LEARNT_ON]))
+        chosen = torch.from_numpy(np.sort(generator.permutation(n)[: self.learnt_on]))
         uniform = torch.from_numpy(generator.random(n))[data.mine]
         f, values = self.sampler.values(self.state), data.values[data.mine]
         z = labels.latent_values(2.0 * values - 1.0, f, uniform) if data.binary else values

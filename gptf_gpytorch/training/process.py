@@ -15,7 +15,7 @@ from gptf_gpytorch.training.minimise import minimise
 from gptf_gpytorch.variational.bounds import theorem_1
 from gptf_gpytorch.variational.statistics import GaussianStatistics
 
-_JITTER = 1e-6
+_JITTER = 1e-5
 # Steps of L-BFGS: the kernel has a lengthscale for each mode, and the residuals are mostly noise.
 _STEPS = 40
 
@@ -57,7 +57,7 @@ class Process:
         beta, zero = residuals.new_tensor(noise_precision), residuals.new_zeros(())
 
         def loss(points: Tensor, log_lengthscale: Tensor, log_outputscale: Tensor) -> Tensor:
-            process = cls(rows, points, log_lengthscale.exp(), log_outputscale.exp())
+            process = cls._within(rows, points, log_lengthscale, log_outputscale)
             w = process.features(inputs)
             a3 = n * process.outputscale
             statistics = GaussianStatistics(
@@ -67,8 +67,16 @@ class Process:
             return -sum(bound, zero) / n
 
         start = [inputs[chosen], inputs.new_full((d,), 0.5 * math.log(d)), inputs.new_tensor(math.log(0.1))]
-        points, log_lengthscale, log_outputscale = minimise(loss, start, _STEPS)
-        return cls(rows, points, log_lengthscale.exp(), log_outputscale.exp())
+        return cls._within(rows, *minimise(loss, start, _STEPS))
+
+    @classmethod
+    def _within(cls, rows: Tensor, points: Tensor, log_lengthscale: Tensor, log_outputscale: Tensor) -> "Process":
+        """Parameters within bounds, beyond which a line search would meet a K_BB without a Cholesky factor.
+
+        Inputs and values have a standard deviation of about 1.
+        """
+        lengthscale, outputscale = log_lengthscale.clamp(-4.0, 7.0).exp(), log_outputscale.clamp(-12.0, 4.0).exp()
+        return cls(rows, points.clamp(-100.0, 100.0), lengthscale, outputscale)
 
     def features(self, inputs: Tensor) -> Tensor:
         """The features w `[n, p]`: k(B, x) whitened by the Cholesky factor of K_BB."""

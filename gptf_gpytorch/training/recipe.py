@@ -13,18 +13,22 @@ A fit is a race and a long run.
 
 Fewer than 150 entries cannot tell runners apart: the first one, biases alone, is run without a race.
 
-Effort scales the counted work: sweeps, and the number of runners in the long run.
+Effort scales the counted work: sweeps, and the number of runners in the long run; ``quick`` has fewer runners in its race.
 
-| effort | race: burn-in, samples from | long run: burn-in, samples from | runners kept at most |
-|---|---|---|---|
-| quick | 12, 12 sweeps | 20, 30 sweeps | 4 |
-| normal | 30, 40 | 60, 90 | 6 |
-| thorough | 60, 80 | 200, 300 | 13 |
+| effort | race: burn-in, samples from | long run: burn-in, samples from | runners kept at most | entries g learns from |
+|---|---|---|---|---|
+| quick | 12, 12 sweeps | 20, 30 sweeps | 4 | 1,500 |
+| normal | 30, 40 | 60, 90 | 6 | 6,000 |
+| thorough | 60, 80 | 200, 300 | all | 10,000 |
 
-Where a sweep is expensive (many entries, many entities), runners whose race would cost more than a tenth of the whole race's
+Where a sweep is expensive (many entries, many entities), runners whose race would cost more than a quarter of the whole race's
 budget are left out, and the sweeps of the others are cut to fit, though never below 10 + 10. The cost of a sweep is counted as
-K N D^2 / 2 + A D^3 / 2 + 50 K N multiplications (D columns, A entities that occur); the budget is that of 400,000 million for
-``normal``, a tenth of it for ``quick`` and five times as much for ``thorough``.
+K N (D^2 / 2 + 50) + A D^3 / 2 multiplications (D columns, A entities that occur), 50 K N more with g; the budget is 400,000
+million for ``normal``, a tenth of it for ``quick`` and five times as much for ``thorough``, three tenths of it for the race.
+
+What the runners are for: counts and a process of counts for clicks and other sparse data, where rows of entities learn little;
+pairs alone for ratings; products of small and large rank for dense tensors. A floor under the noise keeps large ranks from
+explaining the noise of the entries: with it 32 products are the best runner on Alog, and without it nearly the worst.
 
 Samples are kept in single precision, thinned to at most 40 a runner, fewer where all of them would take more than 40 MB.
 """
@@ -92,6 +96,8 @@ RUNNERS: tuple[Runner, ...] = (
     Runner(8, 32, prior="full"),
     Runner(0, 64, prior="full"),
 )
+#: Of ``quick``: one of each kind.
+_QUICK = tuple(RUNNERS[place] for place in (0, 2, 3, 4, 6, 7, 9, 11))
 
 
 @dataclass(frozen=True)
@@ -116,6 +122,7 @@ class Plan:
     most: int  # runners of the long run
     samples: int  # kept of each
     points: int  # inducing points of g
+    learnt_on: int  # entries that the kernel of g is learnt on
 
 
 #: Fewer entries have no race.
@@ -127,6 +134,7 @@ _BUDGET = {"quick": 4e10, "normal": 4e11, "thorough": 2e12}
 _LEAST = Schedule(10, 20)
 _SAMPLES, _BYTES = 40, 40e6
 _POINTS = 50
+_LEARNT_ON = {"quick": 1500, "normal": 6000, "thorough": 10_000}
 
 
 def held_out_count(entries: int) -> int:
@@ -153,7 +161,7 @@ def plan(
     The other arguments are set by hand: they replace what the runners have. Equal runners race once.
     """
     runners = []
-    for runner in RUNNERS:
+    for runner in _QUICK if effort == "quick" else RUNNERS:
         if modes == 2:  # a product of both modes is a pair
             runner = replace(runner, pairs=runner.pairs or runner.products, products=0)
         runner = replace(
@@ -183,7 +191,7 @@ def plan(
         long = (Schedule(sweeps // 3, sweeps),) * len(runners)
     columns = sum(sorted((runner.ranks.columns for runner in runners), reverse=True)[:most])
     kept = max(5, min(_SAMPLES, int(_BYTES / (4 * entities * columns)))) if samples is None else samples
-    return Plan(tuple(runners), race, long, most, kept, min(_POINTS, entries))
+    return Plan(tuple(runners), race, long, most, kept, min(_POINTS, entries), _LEARNT_ON[effort])
 
 
 def _cost(runner: Runner, entries: int, entities: int, modes: int) -> float:

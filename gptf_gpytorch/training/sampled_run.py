@@ -185,6 +185,7 @@ class SampledRun(Run):
             schedules[runner],
             samples=min(self.plan.samples, schedules[runner].sweeps - schedules[runner].burn_in),
             points=self.plan.points,
+            learnt_on=self.plan.learnt_on,
             seed=seed,
             communicator=self.communicator,
         )
