@@ -102,6 +102,7 @@ ORDER = [
     "training.commits",
     "training.store",
     "training.recipe",
+    "training.minimise",
     "training.process",
     "training.chains",
     "training.race",
