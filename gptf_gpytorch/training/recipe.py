@@ -25,6 +25,7 @@ Where a sweep is expensive (many entries, many entities), runners whose race wou
 budget are left out, and the sweeps of the others are cut to fit, though never below 10 + 10. The cost of a sweep is counted as
 K N (D^2 / 2 + 50) + A D^3 / 2 multiplications (D columns, A entities that occur), 50 K N more with g; the budget is 400,000
 million for ``normal``, a tenth of it for ``quick`` and five times as much for ``thorough``, three tenths of it for the race.
+Where entities have fewer than 10 entries on average, runners have at most 32 products.
 
 What the runners are for: counts and a process of counts for clicks and other sparse data, where rows of entities learn little;
 pairs alone for ratings; products of small and large rank for dense tensors. A floor under the noise keeps large ranks from
@@ -33,6 +34,7 @@ explaining the noise of the entries: with it 32 products are the best runner on 
 Samples are kept in single precision, thinned to at most 40 a runner, fewer where all of them would take more than 40 MB.
 """
 
+import math
 from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
@@ -134,6 +136,7 @@ _BUDGET = {"quick": 4e10, "normal": 4e11, "thorough": 2e12}
 _LEAST = Schedule(10, 20)
 _SAMPLES, _BYTES = 40, 40e6
 _POINTS = 50
+_ENTRIES_OF_AN_ENTITY = 10
 _LEARNT_ON = {"quick": 1500, "normal": 6000, "thorough": 10_000}
 
 
@@ -176,11 +179,12 @@ def plan(
             runners.append(runner)
     runners = runners[: 1 if entries < LEAST_ENTRIES else None]
     race_budget = 0.3 * _BUDGET[effort]
+    most_products = math.inf if modes * entries >= _ENTRIES_OF_AN_ENTITY * entities or products is not None else 32
     costs = [_cost(runner, entries, entities, modes) for runner in runners]
     affordable = [
         (runner, cost)
         for place, (runner, cost) in enumerate(zip(runners, costs, strict=True))
-        if place == 0 or cost * _LEAST.sweeps <= race_budget / 4
+        if place == 0 or (cost * _LEAST.sweeps <= race_budget / 4 and runner.products <= most_products)
     ]
     runners, costs = [runner for runner, _ in affordable], [cost for _, cost in affordable]
     race = tuple(_fitting(_RACE[effort], cost, race_budget / len(runners)) for cost in costs)
