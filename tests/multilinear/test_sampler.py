@@ -187,6 +187,14 @@ def test_geweke_the_prior_comes_back(binary: bool, monkeypatch: pytest.MonkeyPat
     assert np.all(np.abs(found.mean(0) - expected) < 4.0 * error + 1e-12), (found.mean(0), expected, error)
 
 
+def test_the_noise_has_a_floor() -> None:
+    """Values have unit variance, so that the noise is below 1.5 unless it is held at 2."""
+    data = observations((4, 3, 5), 40)
+    free, held = (swept(Sampler(data, Ranks(1, 1), least_noise=least)).noise_precision ** -0.5 for least in (0.0, 2.0))
+    assert float(free) < 1.5
+    assert float(held) == pytest.approx(2.0)
+
+
 def test_nan_is_an_error_that_says_what_to_do() -> None:
     data = observations((4, 3, 5), 60)
     data.values[7] = math.nan

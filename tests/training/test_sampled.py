@@ -77,6 +77,24 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_bits(sweep: int, tmp_path: P
     assert same(whole, FittedModel.load(tmp_path / "run"))
 
 
+@pytest.mark.parametrize("sweep", [4, 40])
+def test_g_that_is_told_of_rows_resumes_is_saved_and_folds_in(sweep: int, tmp_path: Path) -> None:
+    entries, options = tensor(), {**SMALL, "process": True, "counts": True}
+    whole = fit(entries, **options).fitted
+    assert all(chain.process is not None for chain in whole.chains)
+    told = [chain.process.rows.size(1) for chain in whole.chains]
+    assert max(told) == 3  # a bias, a pair and a product
+    with pytest.raises(InterruptedRunError):
+        fit(entries, **options, output=tmp_path / "run", tracker=StopAt(sweep))
+    assert same(whole, fit(entries, **options, output=tmp_path / "run", resume=True).fitted)
+    loaded = FittedModel.load(tmp_path / "run")
+    assert torch.equal(predict(loaded, entries).mean, predict(whole, entries).mean)
+    few = TensorEntries([[8, 1, 1], [8, 2, 3]], [10.0, 12.0], (9, 7, 6))
+    wider = fold_in(loaded, few)
+    assert torch.equal(predict(wider, entries).mean, predict(whole, entries).mean)
+    assert bool(torch.isfinite(predict(wider, few).mean).all())
+
+
 def test_other_options_do_not_resume(tmp_path: Path) -> None:
     with pytest.raises(InterruptedRunError):
         fit(tensor(), **SMALL, output=tmp_path, tracker=StopAt(5))
