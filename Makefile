@@ -35,7 +35,7 @@ format: $(INSTALLED) ## let ruff rewrite the code
 	$(PYTHON_BIN) -m ruff format .
 
 .PHONY: demo
-demo: $(INSTALLED) ## train on a real tensor, compare with CP, and say what to type next
+demo: $(INSTALLED) ## train on a real tensor, compare with other samplers and CP, and say what to type next
 	$(PYTHON_BIN) experiments/demo.py
 
 .PHONY: demo-horovod
