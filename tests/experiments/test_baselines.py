@@ -14,7 +14,7 @@ from baselines.tools import TooLargeError, WrongTaskError, choose, dense, hold_o
 from methods import REGISTRY, make
 from sklearn.metrics import roc_auc_score
 
-from gptf_gpytorch import InputError, TensorEntries
+from gptf_gpytorch import InputError, TensorEntries, TrainConfig
 from gptf_gpytorch.serving.predictions import predict
 from gptf_gpytorch.training.result import Result
 
@@ -30,7 +30,8 @@ QUICK = {
 LABELS_ONLY = {"counts_logistic", "logistic", "linear_svm"}
 # They take a cell without a training entry for 0: they learn where few are.
 WHOLE = {"cp", "nncp", "hosvd", "tucker", "sparse_cp", "inftucker", "dintucker_lite", "inftuckerex_lite"}
-WITH_MODEL = [name for name in REGISTRY if name not in ("ours", "ours_on_workers", "mean")]
+OURS = ("sampled", "sampled_on_workers", "ours", "ours_on_workers")
+WITH_MODEL = [name for name in REGISTRY if name not in (*OURS, "mean")]
 
 
 def method(name: str) -> Method:
@@ -253,3 +254,22 @@ def test_an_ensemble_averages_fits_from_several_seeds(monkeypatch: pytest.Monkey
     one, two = (predict(result.fitted, test.indices).mean.numpy() for result in found)
     assert not np.allclose(one, two, atol=1e-3)
     np.testing.assert_allclose(fitted.predict(test.indices), (one + two) / 2.0)
+
+
+@pytest.mark.parametrize("binary", [False, True], ids=["values", "labels"])
+def test_the_default_method_is_told_the_likelihood_and_the_seed_alone(
+    binary: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    task, test = tensor(binary)
+    found: list[Result] = []
+    fit = methods.fit
+    monkeypatch.setattr(methods, "fit", lambda *arguments: found.append(fit(*arguments)) or found[-1])
+    fitted = make("sampled", {"effort": "quick"}).fit(replace(task, seed=5))
+    likelihood = "probit" if binary else "gaussian"
+    assert found[0].fitted.config == TrainConfig(likelihood=likelihood, seed=5, effort="quick")
+    assert make("sampled", {}).config == TrainConfig()
+    predicted = fitted.predict(test.indices)
+    mean = loss(test, make("mean", {}).fit(task).predict(test.indices), binary)
+    assert loss(test, predicted, binary) < (0.4 if binary else 0.8 * mean)
+    assert fitted.probabilities == binary
+    json.dumps(fitted.details)
